@@ -1,0 +1,358 @@
+"""The codec of the agent's wire format (see PROTOCOL.md): bytes to frames and back, no I/O."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+MAGIC = b"\x00HCRAB"
+VERSION = 1
+PREAMBLE = MAGIC + struct.pack("<H", VERSION)
+MAX_PAYLOAD = 1 << 20
+OUTPUT_CREDIT = 1 << 20
+INPUT_CREDIT = 1 << 18
+# A login banner may precede the preamble; more than this is something else talking.
+MAX_NOISE = 1 << 16
+
+_HEADER = struct.Struct("<IBBHI")
+_FIELD = struct.Struct("<BI")
+_EXIT = struct.Struct("<BBHiQQQQ")
+_U32 = struct.Struct("<I")
+_TWO_U32 = struct.Struct("<II")
+
+
+class ProtocolError(Exception):
+    """The other side said something that this version of the format does not allow."""
+
+
+class Ask(IntEnum):
+    """Frames from the client to the agent."""
+
+    START = 1
+    DATA = 2
+    CLOSE = 3
+    CREDIT = 4
+    SIGNAL = 5
+    KILL = 6
+    TIMER = 7
+
+
+class Tell(IntEnum):
+    """Frames from the agent to the client."""
+
+    HELLO = 64
+    DATA = 65
+    CLOSE = 66
+    CREDIT = 67
+    EXIT = 68
+    GONE = 69
+    ERROR = 70
+
+
+class Field(IntEnum):
+    ARG = 1
+    ENV = 2
+    CWD = 3
+    FD = 4
+    PROGRAM = 5
+    INHERIT = 6
+
+
+class FdKind(IntEnum):
+    NULL = 0
+    INPUT = 1
+    OUTPUT = 2
+    CONTENT = 3
+    SAME = 4
+
+
+class Cause(IntEnum):
+    """Why an exec ended."""
+
+    ENDED = 0
+    KILLED = 1
+    TIMER = 2
+    NOT_STARTED = 3
+    SUPERVISOR_LOST = 4
+
+
+class Feature(IntEnum):
+    SUBREAPER = 1
+    SEES_ALL_DESCENDANTS = 2
+
+
+SURVIVORS = 1
+"""The flag of an EXIT that leaves processes which the agent may not kill."""
+
+
+class Frame(NamedTuple):
+    type: int
+    channel: int
+    exec_id: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    features: int
+    pid: int
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How an exec ended, and what it used."""
+
+    cause: Cause
+    code: int
+    """The exit status, or minus the number of the signal that ended it."""
+    survivors: bool = False
+    user_seconds: float = 0.0
+    system_seconds: float = 0.0
+    peak_memory_kib: int = 0
+    wall_seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fd:
+    """One descriptor of a process to start."""
+
+    number: int
+    kind: FdKind
+    content: bytes = b""
+
+    @classmethod
+    def same_as(cls, number: int, other: int) -> Fd:
+        return cls(number, FdKind.SAME, bytes([other]))
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a START frame asks for."""
+
+    argv: Sequence[bytes]
+    fds: Sequence[Fd] = ()
+    env: Sequence[bytes] = ()
+    cwd: bytes = b""
+    program: bytes = b""
+    inherit_env: bool = False
+
+
+def frame(type_: int, exec_id: int = 0, channel: int = 0, payload: bytes = b"") -> bytes:
+    return _HEADER.pack(len(payload), type_, channel, 0, exec_id) + payload
+
+
+def data_frames(type_: int, exec_id: int, channel: int, data: memoryview | bytes) -> list[bytes]:
+    """As many frames as the payload limit asks for."""
+    view = memoryview(data)
+    return [
+        frame(type_, exec_id, channel, bytes(view[at : at + MAX_PAYLOAD]))
+        for at in range(0, len(view), MAX_PAYLOAD)
+    ]
+
+
+def credit(type_: int, exec_id: int, channel: int, amount: int) -> bytes:
+    return frame(type_, exec_id, channel, _U32.pack(amount))
+
+
+def signal_frame(exec_id: int, number: int) -> bytes:
+    return frame(Ask.SIGNAL, exec_id, payload=bytes([number]))
+
+
+def kill_frame(exec_id: int, grace_ms: int) -> bytes:
+    return frame(Ask.KILL, exec_id, payload=_U32.pack(grace_ms))
+
+
+def timer_frame(exec_id: int, after_ms: int, grace_ms: int) -> bytes:
+    return frame(Ask.TIMER, exec_id, payload=_TWO_U32.pack(after_ms, grace_ms))
+
+
+def hello_frame(hello: Hello) -> bytes:
+    return frame(Tell.HELLO, payload=_TWO_U32.pack(hello.features, hello.pid) + hello.machine.encode())
+
+
+def exit_frame(exec_id: int, exit_: Exit) -> bytes:
+    payload = _EXIT.pack(
+        exit_.cause,
+        SURVIVORS if exit_.survivors else 0,
+        0,
+        exit_.code,
+        int(exit_.user_seconds * 1e6),
+        int(exit_.system_seconds * 1e6),
+        exit_.peak_memory_kib,
+        int(exit_.wall_seconds * 1e6),
+    )
+    return frame(Tell.EXIT, exec_id, payload=payload + exit_.reason.encode(errors="replace"))
+
+
+def start_frame(exec_id: int, start: Start) -> bytes:
+    parts: list[bytes] = []
+
+    def add(tag: int, value: bytes) -> None:
+        parts.append(_FIELD.pack(tag, len(value)))
+        parts.append(value)
+
+    for argument in start.argv:
+        add(Field.ARG, argument)
+    if start.inherit_env:
+        add(Field.INHERIT, b"")
+    for entry in start.env:
+        add(Field.ENV, entry)
+    if start.cwd:
+        add(Field.CWD, start.cwd)
+    if start.program:
+        add(Field.PROGRAM, start.program)
+    for fd in start.fds:
+        add(Field.FD, bytes([fd.number, fd.kind]) + fd.content)
+    payload = b"".join(parts)
+    if len(payload) > MAX_PAYLOAD:
+        raise ValueError(f"a START of {len(payload)} bytes is larger than a frame ({MAX_PAYLOAD})")
+    return frame(Ask.START, exec_id, payload=payload)
+
+
+def parse_start(payload: bytes) -> Start:
+    argv: list[bytes] = []
+    env: list[bytes] = []
+    fds: list[Fd] = []
+    cwd = program = b""
+    inherit = False
+    for tag, value in _fields(payload):
+        match tag:
+            case Field.ARG:
+                argv.append(value)
+            case Field.ENV:
+                env.append(value)
+            case Field.CWD:
+                cwd = value
+            case Field.PROGRAM:
+                program = value
+            case Field.INHERIT:
+                inherit = True
+            case Field.FD:
+                fds.append(_parse_fd(value, fds))
+            case _:
+                raise ProtocolError(f"START has a field of unknown tag {tag}")
+    if not argv:
+        raise ProtocolError("START has no argument")
+    if any(b"\0" in text for text in (*argv, *env, cwd, program)):
+        raise ProtocolError("START has a NUL byte in a string")
+    return Start(argv, fds, env, cwd, program, inherit)
+
+
+def _fields(payload: bytes) -> Iterable[tuple[int, bytes]]:
+    at = 0
+    while at < len(payload):
+        if at + _FIELD.size > len(payload):
+            raise ProtocolError("START is cut off in a field's head")
+        tag, length = _FIELD.unpack_from(payload, at)
+        at += _FIELD.size
+        if at + length > len(payload):
+            raise ProtocolError("START is cut off in a field")
+        yield tag, payload[at : at + length]
+        at += length
+
+
+def _parse_fd(value: bytes, before: Sequence[Fd]) -> Fd:
+    if len(value) < 2 or value[0] > 254 or value[1] > max(FdKind):
+        raise ProtocolError("START has a malformed descriptor")
+    fd = Fd(value[0], FdKind(value[1]), value[2:])
+    if any(other.number == fd.number for other in before):
+        raise ProtocolError(f"START lists descriptor {fd.number} twice")
+    if fd.kind is FdKind.SAME:
+        if len(fd.content) != 1 or all(other.number != fd.content[0] for other in before):
+            raise ProtocolError("START duplicates a descriptor that was not listed before")
+    elif fd.kind is not FdKind.CONTENT and fd.content:
+        raise ProtocolError("START has a malformed descriptor")
+    return fd
+
+
+def parse_u32(payload: bytes) -> int:
+    if len(payload) != _U32.size:
+        raise ProtocolError(f"expected a number of 4 bytes, got {len(payload)}")
+    value: int = _U32.unpack(payload)[0]
+    return value
+
+
+def parse_two_u32(payload: bytes) -> tuple[int, int]:
+    if len(payload) != _TWO_U32.size:
+        raise ProtocolError(f"expected two numbers of 4 bytes, got {len(payload)} bytes")
+    first, second = _TWO_U32.unpack(payload)
+    return first, second
+
+
+def parse_hello(payload: bytes) -> Hello:
+    if len(payload) < _TWO_U32.size:
+        raise ProtocolError("HELLO is too short")
+    features, pid = _TWO_U32.unpack_from(payload)
+    return Hello(features, pid, payload[_TWO_U32.size :].decode(errors="replace"))
+
+
+def parse_exit(payload: bytes) -> Exit:
+    if len(payload) < _EXIT.size:
+        raise ProtocolError("EXIT is too short")
+    cause, flags, _, code, user, system, peak, wall = _EXIT.unpack_from(payload)
+    if cause > max(Cause):
+        raise ProtocolError(f"EXIT has an unknown cause {cause}")
+    return Exit(
+        Cause(cause),
+        code,
+        bool(flags & SURVIVORS),
+        user / 1e6,
+        system / 1e6,
+        peak,
+        wall / 1e6,
+        payload[_EXIT.size :].decode(errors="replace"),
+    )
+
+
+class Decoder:
+    """Bytes, in whatever pieces they come, to frames."""
+
+    def __init__(self, *, skip_noise: bool) -> None:
+        self._buffer = bytearray()
+        self._skip_noise = skip_noise
+        self._greeted = False
+
+    def feed(self, data: bytes) -> list[Frame]:
+        buffer = self._buffer
+        buffer += data
+        if not self._greeted and not self._take_preamble():
+            return []
+        frames: list[Frame] = []
+        at, end = 0, len(buffer)
+        while end - at >= _HEADER.size:
+            length, type_, channel, reserved, exec_id = _HEADER.unpack_from(buffer, at)
+            if length > MAX_PAYLOAD or reserved:
+                raise ProtocolError(f"malformed frame: type {type_}, {length} bytes")
+            if end - at < _HEADER.size + length:
+                break
+            at += _HEADER.size
+            frames.append(Frame(type_, channel, exec_id, bytes(buffer[at : at + length])))
+            at += length
+        if at:
+            del buffer[:at]
+        return frames
+
+    def _take_preamble(self) -> bool:
+        buffer = self._buffer
+        at = buffer.find(MAGIC) if self._skip_noise else 0
+        if at < 0:
+            if len(buffer) > MAX_NOISE:
+                raise ProtocolError(f"no agent answers; what does begins with {bytes(buffer[:200])!r}")
+            return False
+        if len(buffer) - at < len(PREAMBLE):
+            if not self._skip_noise and not PREAMBLE.startswith(bytes(buffer)):
+                raise ProtocolError("the stream does not begin with the preamble")
+            return False
+        if bytes(buffer[at : at + len(MAGIC)]) != MAGIC:
+            raise ProtocolError("the stream does not begin with the preamble")
+        (version,) = struct.unpack_from("<H", buffer, at + len(MAGIC))
+        if version != VERSION:
+            raise ProtocolError(f"the other side speaks version {version}, this one {VERSION}")
+        del buffer[: at + len(PREAMBLE)]
+        self._greeted = True
+        return True

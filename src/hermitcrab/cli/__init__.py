@@ -1,0 +1,122 @@
+"""`hermitcrab`, or `crab`: the command line. Each subcommand's module is imported only when it is the one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from hermitcrab import __version__
+from hermitcrab.cli import exits
+from hermitcrab.errors import BackendUnavailable, ConfigError, SandboxError
+
+EXAMPLES = """\
+examples:
+  hermitcrab run 'cd /tmp && ls'            a command line, on the default backend
+  hermitcrab run --on bubblewrap -- make    a program and its arguments, isolated
+  tar c . | hermitcrab run 'tar t | wc -l'  stdin comes from the pipe
+  hermitcrab shell --on ci                  a prompt on an environment of hermitcrab.toml
+  hermitcrab doctor                         what works here, and what to do about the rest
+"""
+RUN_NOTES = """\
+One COMMAND is a command line for bash; several words are one program and its arguments. The exit code is
+the command's; 124 after a time-out, 130 after Ctrl-C, 125 when the sandbox failed, 2 when a setting is wrong.
+stdout and stderr keep their order when they go to the same place, and stay apart when they do not.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        return int(import_module(f"hermitcrab.cli.{args.module}").main(args))
+    except SandboxError as error:
+        complain(error)
+        return exits.USAGE if isinstance(error, ConfigError) else exits.SANDBOX
+    except BrokenPipeError:
+        exits.forget_stdout()
+        return exits.BROKEN_PIPE
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+
+
+def complain(error: SandboxError) -> None:
+    """The message on one line, what to do about it on the next."""
+    message, hint = str(error), error.hint if isinstance(error, BackendUnavailable) else ""
+    print(f"hermitcrab: {message.removesuffix(hint).rstrip()}", file=sys.stderr)
+    if hint:
+        print(f"  hint: {hint}", file=sys.stderr)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = _parser(
+        argparse.ArgumentParser,
+        prog="hermitcrab",
+        description="Run shell commands in any sandbox; the session outlives the sandbox.",
+        epilog=EXAMPLES,
+    )
+    top.add_argument("--version", action="version", version=f"hermitcrab {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, module: str, summary: str, epilog: str = "") -> argparse.ArgumentParser:
+        command = _parser(commands.add_parser, name, help=summary, description=summary, epilog=epilog)
+        command.set_defaults(module=module)
+        return command
+
+    run = add("run", "run", "run one command and show its output as it comes", RUN_NOTES)
+    _environment_options(run)
+    run.add_argument("--json", action="store_true", help="print the result as one JSON object instead")
+    run.add_argument("--separate", action="store_true", help="keep stdout and stderr apart")
+    run.add_argument("-q", "--quiet", action="store_true", help="do not say which backend it runs on")
+    run.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER)
+
+    _environment_options(add("shell", "shell", "a prompt where each line is one command of the session"))
+
+    doctor = add("doctor", "doctor", "what works on this machine, why not, and what to do")
+    _on_option(doctor)
+    _json_option(doctor)
+    _json_option(add("backends", "backends", "every backend, plug-ins too, and what it can do"))
+
+    config = add("config", "config", "the settings in force and where each one came from")
+    config.add_argument(
+        "what", nargs="?", choices=["show", "path"], default="show", help="path: the files looked for"
+    )
+    _on_option(config)
+    _json_option(config)
+
+    setup = add("setup", "setup", "ask a few questions, check, and write the config file")
+    setup.add_argument("--yes", action="store_true", help="take every default; never replaces a file")
+    setup.add_argument("--project", action="store_true", help="write ./hermitcrab.toml, not the user's file")
+
+    bench = add("bench", "bench", "measure hermitcrab beside the raw lower bounds")
+    bench.add_argument("arguments", nargs=argparse.REMAINDER, help="see `hermitcrab bench -- --help`")
+    return top
+
+
+def _parser(make: Any, *args: Any, **options: Any) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = make(
+        *args, **options, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    return made
+
+
+def _environment_options(command: argparse.ArgumentParser) -> None:
+    _on_option(command)
+    command.add_argument("--cwd", metavar="DIR", help="start there, in the sandbox; ~ works")
+    command.add_argument(
+        "--env",
+        metavar="K=V",
+        action="append",
+        default=[],
+        help="a variable; K alone passes on ours; repeatable",
+    )
+    command.add_argument("--timeout", metavar="SECONDS", type=float, help="end a command that takes longer")
+
+
+def _on_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--on", metavar="NAME", help="an environment of hermitcrab.toml, or a backend")
+
+
+def _json_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="for programs")

@@ -1,0 +1,7 @@
+"""`python -m hermitcrab.cli`"""
+
+import sys
+
+from hermitcrab.cli import main
+
+sys.exit(main())

@@ -1,0 +1,135 @@
+"""Keeping a command's output: a bounded window in memory, all of it in a file when it is more."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+SPILL_KEPT_SECONDS = 24 * 3600
+"""How long a spilled output outlives its command; it is removed when another one spills."""
+_PREFIX = "output-"
+
+
+class Capture:
+    """The output of one command on one channel."""
+
+    def __init__(self, limit: int, directory: Path) -> None:
+        self._limit = max(limit, 2)
+        self._directory = directory
+        self._head = bytearray()
+        self._file: int | None = None
+        self.path: Path | None = None
+        self.size = 0
+
+    def add(self, data: bytes) -> None:
+        self.size += len(data)
+        if self._file is None:
+            if self.size <= self._limit:
+                self._head += data
+                return
+            self.spill()
+        assert self._file is not None
+        _write_all(self._file, data)
+
+    def spill(self) -> Path:
+        """Have everything in a file from now on, and only the head in memory."""
+        if self.path is None:
+            self._file, self.path = _create(self._directory)
+            _write_all(self._file, bytes(self._head))
+            del self._head[self._limit // 2 :]
+        return self.path
+
+    def read(self, start: int, size: int) -> bytes:
+        """A part of all that came so far, from wherever it is kept."""
+        if self.path is None:
+            return bytes(self._head[start : start + size])
+        if self._file is not None:
+            return os.pread(self._file, size, start)
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return file.read(size)
+
+    @property
+    def truncated(self) -> bool:
+        return self.size > self._limit
+
+    def parts(self) -> tuple[bytes, bytes]:
+        """All of it and nothing; or the head and the tail when it is too long to keep."""
+        if not self.truncated:
+            return self.read(0, self.size), b""
+        half = self._limit // 2
+        return bytes(self._head), self.read(self.size - half, half)
+
+    def remove_last(self, mark: bytes) -> None:
+        """Take out the last occurrence of a text that is ours, not the command's."""
+        start = max(0, self.size - len(mark) - self._limit // 2)
+        tail = self.read(start, self.size - start)
+        at = tail.rfind(mark)
+        if at < 0:
+            return
+        rest = tail[at + len(mark) :]
+        self.size = start + at
+        if self._file is None:
+            del self._head[self.size :]
+        else:
+            os.ftruncate(self._file, self.size)
+            os.lseek(self._file, self.size, os.SEEK_SET)
+        if rest:
+            self.add(rest)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def is_binary(head: bytes) -> bool:
+    """The rule that git and grep go by."""
+    return b"\0" in head[:8192]
+
+
+def text_of(head: bytes, tail: bytes, omitted: int, path: Path | None) -> str:
+    """What a person or a model reads of an output, with a note in the middle when something was left out."""
+    if not omitted:
+        return (head + tail).decode(errors="replace")
+    # Cut at whole characters: a stray half one is the cut's fault, not the program's.
+    start = head.decode(errors="ignore")
+    end = _from_character_start(tail).decode(errors="replace")
+    if not start.endswith("\n"):
+        start += "\n"
+    return f"{start}[... {omitted} bytes left out; the complete output is in {path} ...]\n{end}"
+
+
+def _from_character_start(data: bytes) -> bytes:
+    for index in range(min(4, len(data))):
+        if data[index] & 0xC0 != 0x80:
+            return data[index:]
+    return data
+
+
+def default_directory() -> Path:
+    return Path(tempfile.gettempdir()) / f"hermitcrab-{os.getuid()}"
+
+
+def _create(directory: Path) -> tuple[int, Path]:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.stat().st_uid != os.getuid():
+        raise PermissionError(f"{directory} belongs to somebody else; set spill_dir to a directory of your own")
+    _remove_old(directory)
+    fd, name = tempfile.mkstemp(prefix=_PREFIX, dir=directory)
+    return fd, Path(name)
+
+
+def _remove_old(directory: Path) -> None:
+    before = time.time() - SPILL_KEPT_SECONDS
+    for entry in os.scandir(directory):
+        if entry.name.startswith(_PREFIX) and entry.stat(follow_symlinks=False).st_mtime < before:
+            Path(entry.path).unlink(missing_ok=True)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,329 @@
+"""One command under way: where its output and its end arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from hermitcrab.agent.wire import Cause, Exit
+from hermitcrab.core.agent import AgentExec, Input
+from hermitcrab.core.capture import Capture, is_binary, text_of
+from hermitcrab.core.protocols import STDERR, STDOUT, Chunk
+from hermitcrab.core.script import STATE_FD, STDIN_FD, VERBOSE_ECHO
+from hermitcrab.core.state import ShellState
+from hermitcrab.errors import SandboxLost
+from hermitcrab.result import INTERRUPTED, TIMED_OUT, Outcome, Result, Usage
+
+# A shell's account of itself; what is longer is not one, and must not fill our memory.
+_LONGEST_DUMP = 64 << 20
+# How much a reader that iterates may lag behind before the command has to wait for it.
+_READ_AHEAD = 4 << 20
+_PIECE = 1 << 16
+_SLACK = 5.0
+
+
+class Limits(NamedTuple):
+    """What the session decides about a command before it starts."""
+
+    timeout: float | None
+    kill_grace: float
+    output_limit: int
+    spill_dir: Path
+
+
+class Keeper(Protocol):
+    """The session, as a command knows it."""
+
+    def finished(self, command: Command, dump: bytes) -> FinishedState: ...
+
+
+class FinishedState(NamedTuple):
+    """What the session made of a command's last words."""
+
+    not_run: str = ""
+    """Why nothing of it was run."""
+    verbose: bool = False
+    """`set -v` was on, so a line of ours may be in the output."""
+
+
+class Command:
+    """A command that runs or has run. Steered from any thread; what awaits must be on the session's loop."""
+
+    exec: AgentExec
+
+    def __init__(
+        self,
+        number: int,
+        text: str,
+        base: ShellState,
+        directory: str,
+        keeper: Keeper,
+        limits: Limits,
+        *,
+        separate: bool,
+        background: bool,
+        streaming: bool,
+    ) -> None:
+        self.id = number
+        self.text = text
+        self.base = base
+        self.directory = directory
+        self.background = background
+        self.separate = separate
+        self.result: Result | None = None
+        self.error: Exception | None = None
+        self.started = time.monotonic()
+        self._keeper = keeper
+        self._limits = limits
+        self._streaming = streaming
+        self._asked: Outcome | None = None
+        self._output = Capture(limits.output_limit, limits.spill_dir)
+        self._errors = Capture(limits.output_limit, limits.spill_dir) if separate else None
+        self._unread: deque[list[int]] = deque()
+        self._read = {STDOUT: 0, STDERR: 0}
+        self._state = bytearray()
+        self._lock = threading.Lock()
+        self._when_done: list[Callable[[], None]] = []
+        self._news = asyncio.Event()
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    @property
+    def running(self) -> bool:
+        return self.result is None and self.error is None
+
+    def end(self, outcome: Outcome | None, grace: float | None = None) -> None:
+        """TERM, then KILL, to all that it started; it then answers with `outcome`."""
+        if self.running:
+            self._asked = self._asked or outcome
+            self.exec.kill(self._limits.kill_grace if grace is None else grace)
+
+    def signal(self, number: int) -> None:
+        if self.running:
+            self.exec.signal(number)
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call back at the end, on the loop's thread; at once when it is over."""
+        with self._lock:
+            if self.running:
+                self._when_done.append(callback)
+                return
+        callback()
+
+    def wait_blocking(self) -> Result:
+        """The short way for a plain `execute`: the caller's thread sleeps on a bare lock."""
+        done = threading.Lock()
+        done.acquire()
+        self.when_done(done.release)
+        try:
+            done.acquire()
+        except BaseException:
+            self.end(Outcome.INTERRUPTED)
+            done.acquire(timeout=self._limits.kill_grace + _SLACK)
+            raise
+        return self._answer()
+
+    async def wait(self) -> Result:
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        self.when_done(lambda: done.done() or done.set_result(None))
+        await done
+        return self._answer()
+
+    async def wait_or_end(self) -> Result:
+        """As `wait`, but whoever gives up waiting ends the command."""
+        try:
+            return await self.wait()
+        except asyncio.CancelledError:
+            self.end(Outcome.INTERRUPTED)
+            raise
+
+    async def write(self, data: bytes) -> None:
+        if not self.running:
+            raise BrokenPipeError("the command has ended")
+        loop = asyncio.get_running_loop()
+        drained = asyncio.Event()
+        self.exec.give(Input(STDIN_FD, data))
+        self.exec.when_drained(STDIN_FD, lambda: loop.call_soon_threadsafe(drained.set))
+        await drained.wait()
+
+    def close_stdin(self) -> None:
+        if self.running:
+            self.exec.give(Input(STDIN_FD, last=True))
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """The output as it comes. A reader that lags makes the command wait."""
+        while True:
+            while (chunk := self._next_chunk()) is not None:
+                yield chunk
+            if not self.running:
+                if self.error is not None:
+                    raise self.error
+                return
+            self._news.clear()
+            if self.exec.paused:
+                self.exec.resume()
+            await self._news.wait()
+
+    def read_new(self) -> str:
+        """What was printed since the last call, as text; half a character waits for its other half."""
+        data = b""
+        while (chunk := self._next_chunk()) is not None:
+            data += chunk.data
+        return self._decoder.decode(data, final=not self.running)
+
+    def _next_chunk(self) -> Chunk | None:
+        """Two channels have no order but that of their arrival, so that is what is kept for a reader."""
+        if not self._unread:
+            return None
+        channel, count = self._unread[0]
+        data = self._captured(channel).read(self._read[channel], min(count, _PIECE))
+        self._read[channel] += len(data)
+        if len(data) == count:
+            self._unread.popleft()
+        else:
+            self._unread[0][1] -= len(data)
+        return Chunk(channel, data)
+
+    def _captured(self, channel: int) -> Capture:
+        return self._errors if channel == STDERR and self._errors is not None else self._output
+
+    def received(self, channel: int, data: bytes) -> None:
+        if channel == STATE_FD:
+            if len(self._state) < _LONGEST_DUMP:
+                self._state += data
+            return
+        capture = self._captured(channel)
+        capture.add(data)
+        if self._streaming:
+            if self._unread and self._unread[-1][0] == channel:
+                self._unread[-1][1] += len(data)
+            else:
+                self._unread.append([channel, len(data)])
+            if not self.background:
+                self.exec.paused = capture.size - self._read[channel] > _READ_AHEAD
+            self._news.set()
+
+    def ended(self, exit_: Exit) -> None:
+        finished = self._keeper.finished(self, bytes(self._state))
+        if finished.verbose:
+            (self._errors or self._output).remove_last(VERBOSE_ECHO)
+        self._finish(self._make_result(exit_, finished), None)
+
+    def lost(self, reason: str) -> None:
+        self._keeper.finished(self, b"")
+        partial = _readable(self._output) + (_readable(self._errors) if self._errors else "")
+        self._finish(None, SandboxLost(f"the sandbox is gone: {reason}", partial_output=partial))
+
+    def _answer(self) -> Result:
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+    def _finish(self, result: Result | None, error: Exception | None) -> None:
+        with self._lock:
+            self.result, self.error = result, error
+            waiting, self._when_done = self._when_done, []
+        self._output.close()
+        if self._errors:
+            self._errors.close()
+        self._news.set()
+        for callback in waiting:
+            callback()
+
+    def _make_result(self, exit_: Exit, finished: FinishedState) -> Result:
+        outcome, code = self._outcome(exit_, finished)
+        note = finished.not_run or self._note(outcome)
+        if exit_.survivors:
+            note = "\n".join(filter(None, (note, "[Some of its processes could not be ended: no permission]")))
+        output = _readable(self._output)
+        stdout, stderr = (output, _readable(self._errors)) if self._errors else (None, None)
+        if stderr is None:
+            output = _with_line(output, note)
+        else:
+            stderr = _with_line(stderr, note)
+            output += stderr
+        return Result(
+            output=output,
+            returncode=code,
+            outcome=outcome,
+            duration=time.monotonic() - self.started,
+            truncated=self._output.truncated or bool(self._errors and self._errors.truncated),
+            output_path=self._output.path or (self._errors.path if self._errors else None),
+            stdout=stdout,
+            stderr=stderr,
+            usage=Usage(exit_.user_seconds, exit_.system_seconds, exit_.peak_memory_kib * 1024),
+            command=self.text,
+        )
+
+    def _outcome(self, exit_: Exit, finished: FinishedState) -> tuple[Outcome, int]:
+        if finished.not_run:
+            return Outcome.NOT_RUN, exit_.code
+        if exit_.cause is Cause.TIMER:
+            return Outcome.TIMED_OUT, TIMED_OUT
+        if exit_.cause is Cause.KILLED and self._asked is Outcome.INTERRUPTED:
+            return Outcome.INTERRUPTED, INTERRUPTED
+        return Outcome.COMPLETED, exit_.code if exit_.code >= 0 else 128 - exit_.code
+
+    def _note(self, outcome: Outcome) -> str:
+        match outcome:
+            case Outcome.TIMED_OUT:
+                return f"[Command timed out after {self._limits.timeout:g}s]"
+            case Outcome.INTERRUPTED:
+                return "[Command interrupted]"
+        return ""
+
+
+def _readable(capture: Capture) -> str:
+    head, tail = capture.parts()
+    if is_binary(head):
+        return f"[Binary output: {capture.size} bytes, saved in {capture.spill()}]\n"
+    return text_of(head, tail, capture.size - len(head) - len(tail), capture.path)
+
+
+def _with_line(text: str, line: str) -> str:
+    if not line:
+        return text
+    return f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n"
+
+
+def checked_timeout(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
+    if not math.isfinite(timeout) or timeout <= 0:
+        raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
+    return float(timeout)
+
+
+def checked_command(command: str) -> str:
+    if not isinstance(command, str):
+        raise TypeError(f"a command is text, not {type(command).__name__}")
+    if "\0" in command:
+        raise ValueError(f"a command cannot hold a NUL byte (at position {command.index(chr(0))})")
+    try:
+        command.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the command cannot be encoded as UTF-8: {error}") from None
+    return command
+
+
+def checked_stdin(data: bytes | str | None) -> bytes:
+    if data is None:
+        return b""
+    if isinstance(data, str):
+        try:
+            return data.encode(errors="surrogateescape")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"stdin_data cannot be encoded as UTF-8: {error}") from None
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"stdin_data is bytes or text, not {type(data).__name__}")
+    return bytes(data)

@@ -1,0 +1,41 @@
+"""The one event loop that serves everything synchronous in a program."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+_owner = 0
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """Started at its first use, on a daemon thread; anew in a child that was forked."""
+    global _loop, _owner
+    with _lock:
+        if _loop is None or _owner != os.getpid():
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="hermitcrab", daemon=True).start()
+            _loop, _owner = loop, os.getpid()
+        return _loop
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result, worked out on the background loop while this thread waits."""
+    loop = background_loop()
+    if threading.current_thread().name == "hermitcrab" and asyncio._get_running_loop() is loop:
+        coroutine.close()
+        raise RuntimeError("the synchronous API cannot be called from its own event loop; use hermitcrab.aopen")
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        return future.result()
+    except BaseException:
+        # Ctrl-C while waiting: what was asked for is not wanted any more.
+        future.cancel()
+        raise

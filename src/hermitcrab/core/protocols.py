@@ -1,0 +1,100 @@
+"""What the layers owe each other: a backend gives a `Sandbox`, a sandbox gives a `Process`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from hermitcrab.agent.wire import Exit
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+
+class Chunk(NamedTuple):
+    """Bytes that a process wrote, and the channel (its descriptor's number) it wrote them to."""
+
+    channel: int
+    data: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a kind of sandbox can honestly do."""
+
+    isolated: bool
+    """A command cannot reach the host's files and processes."""
+    network: str
+    """"host", "own", "off by default" ..., in a word or two for people."""
+    persistent: bool = False
+    """Its files outlive the sandbox."""
+    streams: bool = True
+    stdin: bool = True
+    kill_reaches_inside: bool = True
+    background: bool = True
+
+
+class Process(Protocol):
+    """One running program in a sandbox."""
+
+    def output(self) -> AsyncIterator[Chunk]: ...
+    async def write(self, data: bytes) -> None: ...
+    async def close_stdin(self) -> None: ...
+    async def signal(self, number: int) -> None: ...
+    async def kill(self, grace: float) -> None: ...
+    async def wait(self) -> Exit: ...
+
+
+class Sandbox(Protocol):
+    """A place where programs can be started."""
+
+    @property
+    def id(self) -> str: ...
+    async def spawn(
+        self, argv: Sequence[str], *, stdin: bool = False, env: Mapping[str, str] | None = None, cwd: str = ""
+    ) -> Process: ...
+    async def release(self) -> None:
+        """End it and everything in it. May be called twice; bounded in time."""
+
+
+class Sink(Protocol):
+    """Where an exec's output and end are delivered, on the event loop's thread."""
+
+    def received(self, channel: int, data: bytes) -> None: ...
+    def ended(self, exit_: Exit) -> None: ...
+    def lost(self, reason: str) -> None:
+        """The sandbox went away before the end was known."""
+
+
+class Exec(Protocol):
+    """A started process, steered from any thread without waiting."""
+
+    def write(self, channel: int, data: bytes) -> None: ...
+    def close(self, channel: int) -> None: ...
+    def signal(self, number: int) -> None: ...
+    def kill(self, grace: float) -> None: ...
+    def limit(self, seconds: float, grace: float) -> None: ...
+
+
+class Health(NamedTuple):
+    """What `doctor` says of a backend."""
+
+    usable: bool
+    detail: str
+    hint: str = ""
+
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend(Generic[C]):
+    """One kind of sandbox: its name, its settings, how to start one, whether it can run here."""
+
+    name: str
+    summary: str
+    config: type[C]
+    """A frozen dataclass; its fields are the options of `hermitcrab.open` and of the config file."""
+    traits: Traits
+    start: Callable[[C], Awaitable[Any]]
+    check: Callable[[], Health]

@@ -1,0 +1,387 @@
+"""The shell life that a user sees: commands that remember each other, each in a shell of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hermitcrab.agent import wire
+from hermitcrab.agent.wire import Cause, Exit, Fd, FdKind, Start
+from hermitcrab.core import dump, script
+from hermitcrab.core.agent import AgentExec, AgentSandbox, Input
+from hermitcrab.core.capture import default_directory
+from hermitcrab.core.command import (
+    Command,
+    FinishedState,
+    Limits,
+    checked_command,
+    checked_stdin,
+    checked_timeout,
+)
+from hermitcrab.core.dump import DamagedDump, NoDirectory, Parsed
+from hermitcrab.core.protocols import STDERR, STDIN, STDOUT
+from hermitcrab.core.state import ShellState, merge, moved_to, with_variables
+from hermitcrab.errors import ConfigError, HermitcrabWarning, SandboxLost, SandboxStartError, SessionClosed
+from hermitcrab.result import Outcome
+
+if TYPE_CHECKING:
+    from hermitcrab.config import SessionConfig
+
+SENSIBLE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# What fits into a START frame beside the rest of it; a larger state follows as input.
+_LARGEST_BOOTSTRAP = wire.MAX_PAYLOAD // 2
+
+
+class Shell:
+    """A bash that is started, or being started, in some state, and waits for its command."""
+
+    exec: AgentExec
+
+    def __init__(self, base: ShellState, separate: bool) -> None:
+        self.base = base
+        self.separate = separate
+        self.dead = False
+
+    def received(self, channel: int, data: bytes) -> None:
+        pass
+
+    def ended(self, exit_: Exit) -> None:
+        self.dead = True
+
+    def lost(self, reason: str) -> None:
+        self.dead = True
+
+
+class Session:
+    """Runs commands in a sandbox and keeps their state on this side."""
+
+    def __init__(
+        self,
+        sandbox: AgentSandbox,
+        config: SessionConfig,
+        *,
+        place: str,
+        trusted: bool,
+        inject: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        self.sandbox = sandbox
+        self._config = config
+        self._place = place
+        self._trusted = trusted
+        self._inject = inject
+        """The injected layer: asked anew for each command, so that what is revoked is gone at once."""
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._running: dict[int, Command] = {}
+        self._warm: Shell | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._fresh: ShellState
+        self._state: ShellState
+        self._parsed: Parsed | None = None
+        self._restore: tuple[ShellState, bytes] | None = None
+        self._traps: tuple[object, bool] = (None, False)
+
+    async def open(self, state: ShellState | None = None, *, keep_code: bool = False) -> None:
+        """Learn what a bare shell is here, then what a login shell is, and begin there or in `state`."""
+        fresh, login = await asyncio.gather(self._capture_bare(inherit=False), self._capture_login())
+        self._fresh = fresh
+        arrival = _arrival(login or await self._capture_bare(inherit=True), fresh)
+        begin = arrival if state is None else moved_to(state, arrival, keep_code=keep_code)
+        self._state = with_variables(begin, self._config.env)
+        if self._config.cwd:
+            # Before anybody's first command, so that a wrong directory is the opener's error.
+            result = await self.begin("", cwd=self._config.cwd).wait()
+            if result.outcome is Outcome.NOT_RUN:
+                raise ConfigError(f"cwd: cannot enter {self._config.cwd!r} in the sandbox")
+        self._start_warm(self._state, separate=False)
+
+    @property
+    def state(self) -> ShellState:
+        return self._state
+
+    def begin(
+        self,
+        command: str,
+        cwd: str = "",
+        *,
+        timeout: float | None = None,
+        stdin_data: bytes | str | None = None,
+        keep_stdin: bool = False,
+        separate: bool = False,
+        background: bool = False,
+        streaming: bool = False,
+    ) -> Command:
+        """Set a command on its way. Any thread; waits for nothing."""
+        text = checked_command(command)
+        stdin = checked_stdin(stdin_data)
+        limit = checked_timeout(timeout)
+        if limit is None and not background:
+            limit = self._config.timeout
+        injected = self._inject()
+        limits = Limits(
+            limit,
+            self._config.kill_grace,
+            self._config.output_limit,
+            self._config.spill_dir or default_directory(),
+        )
+        with self._lock:
+            self._check_open()
+            state = self._state
+            running = Command(
+                next(self._numbers),
+                text,
+                state,
+                _directory(state, cwd),
+                self,
+                limits,
+                separate=separate,
+                background=background,
+                streaming=streaming or background,
+            )
+            shell, started, changed = self._take_shell(state, separate)
+            running.exec = shell.exec
+            shell.exec.sink = running
+            self._running[running.id] = running
+        preparation = script.prepare(
+            state,
+            self._fresh,
+            directory=running.directory,
+            injected=injected,
+            traps="trap" in text or self._functions_speak_of_traps(state),
+        )
+        shell.exec.give(
+            Input(script.CONTROL_FD, script.message(script.tail(changed, preparation, text)), last=True),
+            Input(script.STDIN_FD, stdin, last=not keep_stdin),
+            limit=None if limit is None else (limit, self._config.kill_grace),
+            before=started,
+        )
+        if self._config.warm_seconds:
+            self._start_warm(state, separate)
+        return running
+
+    def interrupt(self) -> int:
+        """End every command that somebody waits for; they answer 130. Returns how many."""
+        commands = [command for command in list(self._running.values()) if not command.background]
+        for command in commands:
+            command.end(Outcome.INTERRUPTED)
+        return len(commands)
+
+    def processes(self) -> list[Command]:
+        """The background processes that still run."""
+        return [command for command in list(self._running.values()) if command.background]
+
+    async def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._idle is not None:
+                self._idle.cancel()
+        await self.sandbox.release()
+
+    def finished(self, command: Command, data: bytes) -> FinishedState:
+        """Take over the state that a command left, merged with what others did meanwhile."""
+        with self._lock:
+            self._running.pop(command.id, None)
+            self._set_idle_timer()
+            try:
+                parsed = self._parse(data)
+            except NoDirectory as missing:
+                return FinishedState(not_run=self._without_directory(command, missing.nearest))
+            except DamagedDump:
+                return FinishedState()  # killed, replaced by `exec`, or hostile: it changed nothing
+            if not command.background:
+                self._parsed = parsed
+                self._state = merge(command.base, self._state, parsed.state)
+            return FinishedState(verbose=parsed.verbose)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionClosed("the environment was cleaned up", backend=self.sandbox.backend)
+        if self.sandbox.lost:
+            raise SandboxLost(f"the sandbox is gone: {self.sandbox.lost}", backend=self.sandbox.backend)
+
+    def _parse(self, data: bytes) -> Parsed:
+        return dump.parse(
+            data, self._parsed, place=self._place, trusted=self._trusted, ignore=frozenset(self._inject())
+        )
+
+    def _without_directory(self, command: Command, nearest: str) -> str:
+        """What to say of a command whose directory is missing; when it was the session's own, go on from there."""
+        if command.directory != command.base.cwd:
+            return f"[Cannot enter {command.directory}: no such directory, or no permission. The command was not run.]"
+        moved = replace(command.base, cwd=nearest, oldpwd=command.base.cwd)
+        self._state = merge(command.base, self._state, moved)
+        return (
+            f"[The working directory {command.directory} is gone. The command was not run; "
+            f"the session is now in {nearest}.]"
+        )
+
+    def _functions_speak_of_traps(self, state: ShellState) -> bool:
+        if self._traps[0] is not state.functions:
+            speak = any("trap" in function.body for function in state.functions.values())
+            self._traps = (state.functions, speak)
+        return self._traps[1]
+
+    def _take_shell(self, state: ShellState, separate: bool) -> tuple[Shell, bytes, bytes]:
+        """A shell, the frame that starts it if it does not run yet, and what brings it up to `state`."""
+        warm, self._warm = self._warm, None
+        if warm is not None and not warm.dead:
+            changed = script.changes(warm.base, state) if warm.separate == separate else None
+            if changed is not None:
+                return warm, b"", changed
+            warm.exec.kill(0)
+        shell, frame = self._make_shell(state, separate)
+        return shell, frame, b""
+
+    def _start_warm(self, state: ShellState, separate: bool) -> None:
+        shell, frame = self._make_shell(state, separate)
+        with self._lock:
+            unwanted, self._warm = self._warm, shell
+            if self._closed:
+                return
+        self.sandbox.send(frame)
+        if unwanted is not None:
+            unwanted.exec.kill(0)
+
+    def _make_shell(self, state: ShellState, separate: bool) -> tuple[Shell, bytes]:
+        restore = self._restoring(state)
+        late = len(restore) > _LARGEST_BOOTSTRAP
+        shell = Shell(state, separate)
+        shell.exec, frame = self.sandbox.prepare(
+            self._start(script.bootstrap(script.RECEIVE_AND_RESTORE if late else restore), separate), shell
+        )
+        if late:
+            # Frames of one exec must follow its START.
+            self.sandbox.send(frame)
+            shell.exec.give(Input(script.CONTROL_FD, script.message(restore)))
+            frame = b""
+        return shell, frame
+
+    def _restoring(self, state: ShellState) -> bytes:
+        cached = self._restore
+        if cached is None or cached[0] is not state:
+            text = script.changes(self._fresh, state)
+            assert text is not None, "a fresh shell has nothing of its own that is readonly"
+            self._restore = cached = (state, text)
+        return cached[1]
+
+    def _start(self, bootstrap: bytes, separate: bool) -> Start:
+        return Start(
+            argv=[b"bash"],
+            program=script.encode(self._config.shell),
+            fds=[
+                Fd(STDIN, FdKind.CONTENT, bootstrap),
+                Fd(STDOUT, FdKind.OUTPUT),
+                Fd(STDERR, FdKind.OUTPUT) if separate else Fd.same_as(STDERR, STDOUT),
+                Fd(script.CONTROL_FD, FdKind.INPUT),
+                Fd(script.STDIN_FD, FdKind.INPUT),
+                Fd(script.STATE_FD, FdKind.OUTPUT),
+            ],
+        )
+
+    def _set_idle_timer(self) -> None:
+        """A shell kept ready costs a process; let it go when nothing happens."""
+        if self._idle is not None:
+            self._idle.cancel()
+        if not self._closed:
+            self._idle = self.sandbox.loop.call_later(self._config.warm_seconds, self._let_go)
+
+    def _let_go(self) -> None:
+        with self._lock:
+            warm, self._warm = self._warm, None
+        if warm is not None:
+            warm.exec.kill(0)
+
+    async def _capture_bare(self, *, inherit: bool) -> ShellState:
+        """What bash is by itself, with nothing or with the agent's environment around it."""
+        last_words = await self._say(script.bootstrap(b""), [b"bash"], inherit=inherit)
+        try:
+            return self._parse(last_words.dump).state
+        except DamagedDump:
+            raise SandboxStartError(
+                f"{self._config.shell} in the sandbox does not answer as bash does", backend=self.sandbox.backend
+            ) from None
+
+    async def _capture_login(self) -> ShellState | None:
+        """What the login profile makes of it; None when the profile leaves no shell to ask."""
+        last_words = await self._say(script.login(), [b"bash", b"--login", b"--noprofile"], inherit=True)
+        if last_words.timed_out:
+            _warn(f"the login profile did not end within {self._config.login_timeout:g} s and was stopped")
+        try:
+            return self._parse(last_words.dump).state
+        except DamagedDump:
+            _warn("the login profile replaced its shell or was killed; the session goes on without it")
+            return None
+
+    async def _say(self, bootstrap: bytes, argv: list[bytes], *, inherit: bool) -> _LastWords:
+        last_words = _LastWords(self.sandbox)
+        start = Start(
+            argv=argv,
+            program=script.encode(self._config.shell),
+            fds=[
+                Fd(STDIN, FdKind.CONTENT, bootstrap),
+                Fd(script.CONTROL_FD, FdKind.CONTENT, script.message(b":")),
+                Fd(script.STDIN_FD, FdKind.NULL),
+                Fd(script.STATE_FD, FdKind.OUTPUT),
+            ],
+            inherit_env=inherit,
+        )
+        process, frame = self.sandbox.prepare(start, last_words)
+        process.give(limit=(self._config.login_timeout, self._config.kill_grace), before=frame)
+        await last_words.over
+        return last_words
+
+
+class _LastWords:
+    """Collects what a shell says of its state."""
+
+    def __init__(self, sandbox: AgentSandbox) -> None:
+        self.dump = b""
+        self.timed_out = False
+        self.over: asyncio.Future[None] = sandbox.loop.create_future()
+        self._backend = sandbox.backend
+
+    def received(self, channel: int, data: bytes) -> None:
+        self.dump += data
+
+    def ended(self, exit_: Exit) -> None:
+        self.timed_out = exit_.cause is Cause.TIMER
+        if exit_.cause is Cause.NOT_STARTED:
+            message = f"cannot start a shell in the sandbox: {exit_.reason}. hermitcrab needs a bash in it."
+            self.over.set_exception(SandboxStartError(message, backend=self._backend))
+        else:
+            self.over.set_result(None)
+
+    def lost(self, reason: str) -> None:
+        self.over.set_exception(SandboxStartError(f"the sandbox went away: {reason}", backend=self._backend))
+
+
+def _arrival(login: ShellState, fresh: ShellState) -> ShellState:
+    """Where a session begins: the login shell's state, at the sandbox's own directory, with aliases working."""
+    state = replace(
+        login, cwd=fresh.cwd, oldpwd=None, shopts=login.shopts | {"expand_aliases"}
+    )
+    path = state.variables.get("PATH")
+    if path is None or not path.value:
+        return with_variables(state, {"PATH": SENSIBLE_PATH})
+    return state if "x" in path.attributes else with_variables(state, {"PATH": str(path.value)})
+
+
+def _directory(state: ShellState, cwd: str) -> str:
+    if not cwd:
+        return state.cwd
+    if "\0" in cwd:
+        raise ValueError("a directory cannot hold a NUL byte")
+    script.encode(cwd)
+    if cwd == "~" or cwd.startswith("~/"):
+        cwd = state.environ.get("HOME", "/") + cwd[1:]
+    return cwd if cwd.startswith("/") else f"{state.cwd}/{cwd}"
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, HermitcrabWarning, stacklevel=2)

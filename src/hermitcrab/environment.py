@@ -1,0 +1,299 @@
+"""What a user holds: a session on a sandbox. `AsyncEnvironment` does the work, `Environment` waits for it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import warnings
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hermitcrab.config import Resolved, resolve
+from hermitcrab.core import loop
+from hermitcrab.core.agent import AgentSandbox
+from hermitcrab.core.protocols import Traits
+from hermitcrab.core.session import Session
+from hermitcrab.core.state import ShellState
+from hermitcrab.result import Result
+from hermitcrab.running import AsyncRunningCommand, RunningCommand
+
+
+class AsyncEnvironment:
+    """A session on a sandbox, for asyncio. Made by `aopen`; stays on the loop that it was opened on."""
+
+    def __init__(self, resolved: Resolved, session: Session) -> None:
+        self.name = resolved.name
+        self.backend = resolved.backend.name
+        self.traits: Traits = resolved.backend.traits
+        self._session = session
+        self._cleaned = False
+
+    @property
+    def sandbox_id(self) -> str:
+        return self._session.sandbox.id
+
+    @property
+    def cwd(self) -> str:
+        """Where the next command starts."""
+        return self._session.state.cwd
+
+    @property
+    def state(self) -> ShellState:
+        """All that the session remembers, as a value."""
+        return self._session.state
+
+    async def execute(
+        self,
+        command: str,
+        cwd: str = "",
+        *,
+        timeout: float | None = None,
+        stdin_data: bytes | str | None = None,
+        separate: bool = False,
+    ) -> Result:
+        """Run a command to its end. `separate` keeps stdout and stderr apart."""
+        running = self._session.begin(
+            command, cwd, timeout=timeout, stdin_data=stdin_data, separate=separate
+        )
+        return await running.wait_or_end()
+
+    def stream(
+        self,
+        command: str,
+        cwd: str = "",
+        *,
+        timeout: float | None = None,
+        stdin_data: bytes | str | None = None,
+        stdin: bool = False,
+        separate: bool = False,
+    ) -> AsyncRunningCommand:
+        """Run a command and iterate over its output meanwhile. `stdin` leaves its input open for `write`."""
+        return AsyncRunningCommand(
+            self._session.begin(
+                command,
+                cwd,
+                timeout=timeout,
+                stdin_data=stdin_data,
+                keep_stdin=stdin,
+                separate=separate,
+                streaming=True,
+            )
+        )
+
+    def start(self, command: str, cwd: str = "", *, separate: bool = False) -> AsyncRunningCommand:
+        """Start a long-lived process in the session's state and hold on to it. It does not change that state."""
+        return AsyncRunningCommand(
+            self._session.begin(command, cwd, keep_stdin=True, separate=separate, background=True)
+        )
+
+    def processes(self) -> list[AsyncRunningCommand]:
+        """What was started with `start` and still runs."""
+        return [AsyncRunningCommand(command) for command in self._session.processes()]
+
+    def interrupt(self) -> int:
+        """End every command that somebody waits for; each answers 130. Returns how many. Any thread."""
+        return self._session.interrupt()
+
+    async def cleanup(self) -> None:
+        """End everything the session started, and the sandbox. May be called twice."""
+        self._cleaned = True
+        await self._session.close()
+
+    stop = cleanup
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.cleanup()
+
+    def __del__(self) -> None:
+        _warn_if_dropped(self)
+
+
+class Environment:
+    """A session on a sandbox. Starts at once; use it as a context manager, or call `cleanup`."""
+
+    def __init__(
+        self, on: str | None = None, *, state: ShellState | None = None, keep_code: bool = False, **options: Any
+    ) -> None:
+        """`on` names a backend or a configured environment; the options are the settings of both session and
+        backend. `state` continues another session; `keep_code` takes its functions along to a more trusted place."""
+        self._async = loop.run(_open(on, state, keep_code, options))
+        self.name = self._async.name
+        self.backend = self._async.backend
+        self.traits = self._async.traits
+        self._session = self._async._session
+
+    @property
+    def sandbox_id(self) -> str:
+        return self._async.sandbox_id
+
+    @property
+    def cwd(self) -> str:
+        """Where the next command starts."""
+        return self._session.state.cwd
+
+    @property
+    def state(self) -> ShellState:
+        """All that the session remembers, as a value."""
+        return self._session.state
+
+    def execute(
+        self,
+        command: str,
+        cwd: str = "",
+        *,
+        timeout: float | None = None,
+        stdin_data: bytes | str | None = None,
+        separate: bool = False,
+    ) -> Result:
+        """Run a command to its end. `separate` keeps stdout and stderr apart."""
+        # No coroutine on the way: this thread writes to the agent, and the loop's reader wakes it.
+        return self._session.begin(
+            command, cwd, timeout=timeout, stdin_data=stdin_data, separate=separate
+        ).wait_blocking()
+
+    def stream(
+        self,
+        command: str,
+        cwd: str = "",
+        *,
+        timeout: float | None = None,
+        stdin_data: bytes | str | None = None,
+        stdin: bool = False,
+        separate: bool = False,
+    ) -> RunningCommand:
+        """Run a command and iterate over its output meanwhile. `stdin` leaves its input open for `write`."""
+        return RunningCommand(
+            self._async.stream(
+                command, cwd, timeout=timeout, stdin_data=stdin_data, stdin=stdin, separate=separate
+            )
+        )
+
+    def start(self, command: str, cwd: str = "", *, separate: bool = False) -> RunningCommand:
+        """Start a long-lived process in the session's state and hold on to it. It does not change that state."""
+        return RunningCommand(self._async.start(command, cwd, separate=separate))
+
+    def processes(self) -> list[RunningCommand]:
+        """What was started with `start` and still runs."""
+        return [RunningCommand(command) for command in self._async.processes()]
+
+    def interrupt(self) -> int:
+        """End every command that somebody waits for; each answers 130. Returns how many. Any thread."""
+        return self._async.interrupt()
+
+    def cleanup(self) -> None:
+        """End everything the session started, and the sandbox. May be called twice."""
+        loop.run(self._async.cleanup())
+
+    stop = cleanup
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cleanup()
+
+
+class LocalEnvironment(Environment):
+    """A session on this machine itself, without isolation."""
+
+    def __init__(
+        self,
+        cwd: str = "",
+        timeout: float | None = None,
+        *,
+        env: Mapping[str, Any] | None = None,
+        state: ShellState | None = None,
+        keep_code: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            "local", state=state, keep_code=keep_code, **given(cwd=cwd, timeout=timeout, env=env), **options
+        )
+
+
+class BubblewrapEnvironment(Environment):
+    """A session in a bubblewrap sandbox: no daemon, no network unless asked for, one writable workspace."""
+
+    def __init__(
+        self,
+        workspace: str | Path | None = None,
+        cwd: str = "",
+        timeout: float | None = None,
+        *,
+        network: bool | None = None,
+        env: Mapping[str, Any] | None = None,
+        state: ShellState | None = None,
+        keep_code: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            "bubblewrap",
+            state=state,
+            keep_code=keep_code,
+            **given(workspace=workspace, cwd=cwd, timeout=timeout, network=network, env=env),
+            **options,
+        )
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were really given; the others stay open to the config files."""
+    return {name: value for name, value in options.items() if value is not None and value != ""}
+
+
+class aopen:
+    """`env = await aopen(...)`, or `async with aopen(...) as env`. Arguments as for `open`."""
+
+    def __init__(
+        self, on: str | None = None, *, state: ShellState | None = None, keep_code: bool = False, **options: Any
+    ) -> None:
+        self._arguments = (on, state, keep_code, options)
+        self._environment: AsyncEnvironment | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncEnvironment]:
+        return _open(*self._arguments).__await__()
+
+    async def __aenter__(self) -> AsyncEnvironment:
+        self._environment = await self
+        return self._environment
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._environment is not None:
+            await self._environment.cleanup()
+
+
+async def _open(
+    on: str | None, state: ShellState | None, keep_code: bool, options: Mapping[str, Any]
+) -> AsyncEnvironment:
+    resolved = resolve(on, options, cwd=Path.cwd(), environ=os.environ)
+    sandbox: AgentSandbox = await resolved.backend.start(resolved.options)
+    try:
+        session = Session(
+            sandbox,
+            resolved.session,
+            place=f"{resolved.backend.name}:{platform.node()}",
+            trusted=not resolved.backend.traits.isolated,
+        )
+        await session.open(state, keep_code=keep_code)
+    except BaseException:
+        await sandbox.release()
+        raise
+    return AsyncEnvironment(resolved, session)
+
+
+def _warn_if_dropped(environment: AsyncEnvironment) -> None:
+    if not environment._cleaned:
+        warnings.warn(
+            f"{environment.backend} environment was dropped without cleanup()", ResourceWarning, stacklevel=3
+        )
+        environment._session.sandbox.abandon()
