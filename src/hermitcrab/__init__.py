@@ -37,32 +37,57 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "hermitcrab.core.protocols": "Chunk Traits",
-    "hermitcrab.core.state": "ShellState",
-    "hermitcrab.environment": "AsyncEnvironment BubblewrapEnvironment Environment LocalEnvironment aopen",
-    "hermitcrab.errors": (
-        "BackendUnavailable CommandError CommandFailed CommandInterrupted CommandRefused CommandTimedOut "
-        "ConfigError HermitcrabWarning SandboxError SandboxLost SandboxStartError SessionClosed TransferError "
-        "UnsupportedCapability"
-    ),
-    "hermitcrab.result": "Outcome Result Usage",
-    "hermitcrab.running": "AsyncRunningCommand RunningCommand",
-}
-_NAMES = {name: home for home, names in _HOMES.items() for name in names.split()}
-
-__all__ = [  # noqa: PLE0604
-    *_NAMES,
+__all__ = [
+    "AsyncEnvironment",
+    "AsyncRunningCommand",
+    "BackendUnavailable",
+    "BubblewrapEnvironment",
+    "Chunk",
+    "CommandError",
+    "CommandFailed",
+    "CommandInterrupted",
+    "CommandRefused",
+    "CommandTimedOut",
+    "ConfigError",
+    "Environment",
+    "HermitcrabWarning",
+    "LocalEnvironment",
+    "Outcome",
+    "Result",
+    "RunningCommand",
+    "SandboxError",
+    "SandboxLost",
+    "SandboxStartError",
+    "SessionClosed",
+    "ShellState",
+    "Traits",
+    "TransferError",
+    "UnsupportedCapability",
+    "Usage",
+    "aopen",
     "open",
 ]
+
+_HOMES = {
+    "AsyncRunningCommand": "running",
+    "Chunk": "core.protocols",
+    "Outcome": "result",
+    "Result": "result",
+    "RunningCommand": "running",
+    "ShellState": "core.state",
+    "Traits": "core.protocols",
+    "Usage": "result",
+    "aopen": "environment",
+    "open": "environment",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Names are imported when they are first used, so that `import hermitcrab` costs next to nothing."""
-    home, attribute = ("hermitcrab.environment", "Environment") if name == "open" else (_NAMES.get(name), name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module 'hermitcrab' has no attribute {name!r}")
-    value = getattr(import_module(home), attribute)
+    home = _HOMES.get(name, "environment" if name.endswith("Environment") else "errors")
+    value = getattr(import_module(f"hermitcrab.{home}"), "Environment" if name == "open" else name)
     globals()[name] = value
     return value
 

@@ -87,6 +87,14 @@ def in_range(value: Any, field: Field[Any]) -> Any:
     return value
 
 
+def describe_range(field: Field[Any]) -> str:
+    """What `in_range` asks for, for people; empty when it asks for nothing."""
+    above, at_least = field.metadata.get("above"), field.metadata.get("at_least")
+    if above is not None:
+        return f"above {above}"
+    return "" if at_least is None else f"{at_least} or more"
+
+
 def environment(value: Any) -> dict[str, str]:
     """Variables for commands: numbers written out, booleans as `true` and `false`. Values are never shown."""
     if not isinstance(value, Mapping):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import warnings
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -54,9 +54,7 @@ class AsyncEnvironment:
         separate: bool = False,
     ) -> Result:
         """Run a command to its end. `separate` keeps stdout and stderr apart."""
-        running = self._session.begin(
-            command, cwd, timeout=timeout, stdin_data=stdin_data, separate=separate
-        )
+        running = self._session.begin(command, cwd, timeout=timeout, stdin_data=stdin_data, separate=separate)
         return await running.wait_or_end()
 
     def stream(
@@ -83,7 +81,7 @@ class AsyncEnvironment:
         )
 
     def start(self, command: str, cwd: str = "", *, separate: bool = False) -> AsyncRunningCommand:
-        """Start a long-lived process in the session's state and hold on to it. It does not change that state."""
+        """Start a long-lived process in the session's state, which it does not change, and hold on to it."""
         return AsyncRunningCommand(
             self._session.begin(command, cwd, keep_stdin=True, separate=separate, background=True)
         )
@@ -119,10 +117,17 @@ class Environment:
     """A session on a sandbox. Starts at once; use it as a context manager, or call `cleanup`."""
 
     def __init__(
-        self, on: str | None = None, *, state: ShellState | None = None, keep_code: bool = False, **options: Any
+        self,
+        on: str | None = None,
+        *,
+        state: ShellState | None = None,
+        keep_code: bool = False,
+        **options: Any,
     ) -> None:
-        """`on` names a backend or a configured environment; the options are the settings of both session and
-        backend. `state` continues another session; `keep_code` takes its functions along to a more trusted place."""
+        """`on` names a backend or a configured environment; options are settings of session or backend.
+
+        `state` continues another session; `keep_code` takes its functions along even to a more trusted place.
+        """
         self._async = loop.run(_open(on, state, keep_code, options))
         self.name = self._async.name
         self.backend = self._async.backend
@@ -176,7 +181,7 @@ class Environment:
         )
 
     def start(self, command: str, cwd: str = "", *, separate: bool = False) -> RunningCommand:
-        """Start a long-lived process in the session's state and hold on to it. It does not change that state."""
+        """Start a long-lived process in the session's state, which it does not change, and hold on to it."""
         return RunningCommand(self._async.start(command, cwd, separate=separate))
 
     def processes(self) -> list[RunningCommand]:
@@ -253,7 +258,12 @@ class aopen:
     """`env = await aopen(...)`, or `async with aopen(...) as env`. Arguments as for `open`."""
 
     def __init__(
-        self, on: str | None = None, *, state: ShellState | None = None, keep_code: bool = False, **options: Any
+        self,
+        on: str | None = None,
+        *,
+        state: ShellState | None = None,
+        keep_code: bool = False,
+        **options: Any,
     ) -> None:
         self._arguments = (on, state, keep_code, options)
         self._environment: AsyncEnvironment | None = None

@@ -1,18 +1,18 @@
-"""What can go wrong with a sandbox. The fate of a command is a `Result`; the fate of a provider is one of these.
+"""What can go wrong. The fate of a command is a `Result`; the fate of a provider is one of these.
 
-    SandboxError
-    ├ ConfigError              a setting is wrong: which key, what it got, what it takes
-    ├ BackendUnavailable       the backend cannot run here; .hint says what to install or start
-    ├ SandboxStartError        it can, but this sandbox did not come up
-    ├ SandboxLost              it went away under us; .partial_output is what had arrived
-    ├ UnsupportedCapability    this kind of sandbox cannot do that
-    ├ TransferError            a file did not get across
-    ├ SessionClosed            used after cleanup()
-    ├ CommandRefused           the guard said no, and why
-    └ CommandError             only from Result.check(); .result
-      ├ CommandFailed
-      ├ CommandTimedOut
-      └ CommandInterrupted
+SandboxError
+├ ConfigError              a setting is wrong: which key, what it got, what it takes
+├ BackendUnavailable       the backend cannot run here; .hint says what to install or start
+├ SandboxStartError        it can, but this sandbox did not come up
+├ SandboxLost              it went away under us; .partial_output is what had arrived
+├ UnsupportedCapability    this kind of sandbox cannot do that
+├ TransferError            a file did not get across
+├ SessionClosed            used after cleanup()
+├ CommandRefused           the guard said no, and why
+└ CommandError             only from Result.check(); .result
+  ├ CommandFailed
+  ├ CommandTimedOut
+  └ CommandInterrupted
 """
 
 from __future__ import annotations

@@ -66,7 +66,9 @@ def _known(owner: str, config: type[Any]) -> Iterator[Known]:
             owner=owner,
             key=key,
             variable=setting.variable,
-            type=convert.describe(setting.hint),
+            type=", ".join(
+                filter(None, (convert.describe(setting.hint), convert.describe_range(setting.field)))
+            ),
             default=_default(setting),
             doc=docs.get(key, ""),
         )

@@ -41,7 +41,7 @@ class Result:
     output: str
     """stdout and stderr as they came, or stdout followed by stderr when they were kept apart."""
     returncode: int
-    """The exit status; 128 plus the signal's number when a signal ended it; 124 and 130 for time-out and interrupt."""
+    """The exit status, or 128 plus the signal that ended it; 124 after a time-out, 130 after an interrupt."""
     outcome: Outcome = Outcome.COMPLETED
     duration: float = 0.0
     """Seconds from handing the command over to its end."""

@@ -38,9 +38,7 @@ class AsyncRunningCommand:
 
     async def text(self) -> AsyncIterator[str]:
         """The output as it comes, decoded; a character is never cut in two."""
-        decoders = {
-            channel: codecs.getincrementaldecoder("utf-8")(errors="replace") for channel in (1, 2)
-        }
+        decoders = {channel: codecs.getincrementaldecoder("utf-8")(errors="replace") for channel in (1, 2)}
         async for channel, data in self._command.chunks():
             if text := decoders[channel].decode(data):
                 yield text
@@ -138,10 +136,14 @@ class RunningCommand:
         return loop.run(self._async.wait(timeout))
 
 
+async def _next(source: AsyncIterator[T]) -> T:
+    return await anext(source)
+
+
 def _iterate(source: AsyncIterator[T]) -> Iterator[T]:
     while True:
         try:
-            item = loop.run(anext(source))  # type: ignore[arg-type]
+            item: T = loop.run(_next(source))
         except StopAsyncIteration:
             return
         yield item

@@ -67,7 +67,7 @@ enum {
 #define NEVER INT64_MAX
 static const int64_t GIVE_UP = 2 * SECOND;  /* a kill without progress for that long has survivors */
 static const int64_t QUIET = 5 * MS;        /* an exec silent for that long has its next output held ... */
-static const int64_t HOLD = MS / 5;         /* ... for that long, so that it and EXIT can share a write */
+static const int64_t HOLD = MS / 2;         /* ... for that long, so that it and EXIT can share a write */
 static const int64_t HOLD_STATE = 2 * MS;   /* the same above descriptor 2: no person waits for those */
 
 static pid_t agent_pid;
@@ -416,7 +416,7 @@ static void sv_describe_failure(const struct start *start)
 		set_reason(report, "cannot change to directory ", start->cwd, error);
 		break;
 	default:
-		if (error == ENOENT || error == ENOTDIR)
+		if (error == ENOENT)
 			report->code = 127;
 		if (error == ELIBACC)
 			set_reason(report, "the interpreter is missing of ", start->program, ENOENT);

@@ -9,6 +9,7 @@ KILL and (when it has run out) TIMER on, from there come HELLO with the program'
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import math
@@ -53,6 +54,7 @@ _SIGNALS = signal.valid_signals()
 # A signal of these means that our own code is broken; ignoring it would be an endless loop.
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP}
 _UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
+_NO_INTERPRETER = getattr(errno, "ELIBACC", errno.ENOEXEC)
 _CLOSING_SIGNALS = {signal.SIGTERM, signal.SIGHUP}
 
 
@@ -79,6 +81,12 @@ class Loop:
             handler = self._handlers.get(fd)
             if handler is not None:
                 handler()
+
+
+def poll_now(fd: int, events: int) -> int:
+    look = select.poll()
+    look.register(fd, events)
+    return sum(found for _, found in look.poll(0))
 
 
 class SignalPipe:
@@ -240,6 +248,8 @@ def execute_first(paths: Sequence[bytes], argv: Sequence[bytes], env: Mapping[by
         try:
             os.execve(path, list(argv), env)
         except (FileNotFoundError, NotADirectoryError) as error:
+            if os.access(path, os.F_OK):
+                raise OSError(_NO_INTERPRETER, os.strerror(_NO_INTERPRETER)) from None
             # Among several directories a bad one is only skipped.
             failure = failure or (error if len(paths) == 1 else FileNotFoundError(2, os.strerror(2)))
         except PermissionError as error:
@@ -572,7 +582,8 @@ class Input:
     def _ready(self) -> None:
         if self._pending:
             self._pump()
-        else:
+        # Not any event means that: one for POLLOUT may be left from before the last byte was written.
+        elif self._fd is not None and poll_now(self._fd, 0) & select.POLLERR:
             self._lose_reader()
 
     def _lose_reader(self) -> None:
@@ -661,9 +672,8 @@ class Output:
     def _notice_end(self) -> None:
         """Lets CLOSE come before EXIT where nothing in the background holds the pipe open."""
         if self._fd is not None and self._owed == 0:
-            look = select.poll()
-            look.register(self._fd, select.POLLIN)
-            if any(events & select.POLLHUP and not events & select.POLLIN for _, events in look.poll(0)):
+            events = poll_now(self._fd, select.POLLIN)
+            if events & select.POLLHUP and not events & select.POLLIN:
                 self.close()
 
 
@@ -896,6 +906,9 @@ class Agent:
         except OSError as error:
             running.ended(not_started(error))
             running.is_gone = True
+            # Told at once: what follows for its channels, which were not made, is then for an unknown id.
+            running.advance()
+            del self._execs[exec_id]
 
     def _fork_supervisor(self, running: Running, start: Start, wanted: Mapping[int, int]) -> None:
         link, theirs = socket.socketpair()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -14,12 +14,16 @@ CHOICE = "HERMITCRAB_AGENT"
 """`c` or `python` forces one of the two; unset takes the C program where it fits."""
 
 
+_RUN_FALLBACK = (
+    "import sys; sys.path.insert(0, {!r}); from hermitcrab.agent import fallback; sys.exit(fallback.main())"
+)
+
+
 @dataclass(frozen=True)
 class AgentProgram:
     """How to start the agent on this machine."""
 
     argv: tuple[str, ...]
-    env: dict[str, str] = field(default_factory=dict)
     needs: tuple[Path, ...] = ()
     """What must be readable, at the same path, in a sandbox that starts it."""
     lacks: str = ""
@@ -60,8 +64,8 @@ def _python_agent(reason: str) -> AgentProgram:
     if sys.platform != "linux":
         lost += ", and a process that detached itself twice can outlive a kill"
     return AgentProgram(
-        argv=(python, "-s", "-m", "hermitcrab.agent.fallback"),
-        env={"PYTHONPATH": str(PACKAGE.parent)},
+        # Not by PYTHONPATH: that would reach the commands.
+        argv=(python, "-E", "-s", "-c", _RUN_FALLBACK.format(str(PACKAGE.parent))),
         needs=(Path(sys.base_prefix), PACKAGE),
         lacks=f"{reason}: the Python agent is used; {lost}",
     )

@@ -110,7 +110,7 @@ def bwrap_options(
         *("--hostname", config.hostname, "--cap-drop", "ALL", "--new-session", "--die-with-parent"),
         *([] if filter_fd is None else ["--seccomp", str(filter_fd)]),
         "--clearenv",
-        *_flatten(("--setenv", name, value) for name, value in {**ENVIRONMENT, **agent.env}.items()),
+        *_flatten(("--setenv", name, value) for name, value in ENVIRONMENT.items()),
         *("--ro-bind", "/usr", "/usr"),
         *_flatten(_system_directory(path, target) for path, target in system.items()),
         *_flatten(("--ro-bind-try", path, path) for path in visible),

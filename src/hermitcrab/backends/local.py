@@ -21,7 +21,7 @@ class LocalConfig:
 async def start(config: LocalConfig) -> AgentSandbox:
     agent = host_agent()
     # The agent carries the host's environment, and each session's login shell begins with it.
-    return await AgentSandbox.start("local", ClientProgram(agent.argv, {**os.environ, **agent.env}))
+    return await AgentSandbox.start("local", ClientProgram(agent.argv, os.environ))
 
 
 def check() -> Health:

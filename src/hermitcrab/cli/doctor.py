@@ -111,8 +111,7 @@ def bash() -> Part:
 def agent() -> Part:
     program = host_agent()
     if program.lacks:
-        reason, _, lost = program.lacks.partition(": ")
-        return Part("agent", False, program.lacks if not lost else f"{lost} ({reason})")
+        return Part("agent", False, program.lacks)
     return Part("agent", True, program.argv[0])
 
 

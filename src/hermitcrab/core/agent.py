@@ -31,7 +31,7 @@ class Input:
 
 
 class AgentExec:
-    """One process that the agent started. Any thread may steer it; its sink is called on the loop's thread."""
+    """One process of the agent's. Any thread may steer it; its sink is called on the loop's thread."""
 
     def __init__(self, sandbox: AgentSandbox, exec_id: int, sink: Sink, inputs: Iterable[int]) -> None:
         self.id = exec_id
@@ -52,14 +52,20 @@ class AgentExec:
                 frames.append(wire.timer_frame(self.id, _milliseconds(limit[0]), _milliseconds(limit[1])))
             self._sandbox.send(b"".join(frames))
 
-    def when_drained(self, channel: int, callback: Callable[[], None]) -> None:
-        """Call back once everything given to that channel is on its way, or never will be."""
+    def _when_drained(self, channel: int, callback: Callable[[], object]) -> None:
         with self._lock:
             queue = self._inputs[channel]
             if queue.pending and not self.ended:
                 queue.drained.append(callback)
                 return
         callback()
+
+    async def drained(self, channel: int) -> None:
+        """Wait until everything given to that channel is on its way, or never will be."""
+        loop = self._sandbox.loop
+        done = loop.create_future()
+        self._when_drained(channel, lambda: None if done.done() else done.set_result(None))
+        await done
 
     def signal(self, number: int) -> None:
         self._sandbox.send(wire.signal_frame(self.id, number))
@@ -95,7 +101,7 @@ class AgentExec:
             yield wire.frame(Ask.CLOSE, self.id, channel)
 
     def _credited(self, channel: int, amount: int) -> None:
-        drained: list[Callable[[], None]] = []
+        drained: list[Callable[[], object]] = []
         with self._lock:
             queue = self._inputs.get(channel)
             if queue is None:
@@ -111,7 +117,7 @@ class AgentExec:
 
     def _abandon(self, channels: Iterable[int]) -> None:
         """Nobody will read what waits for these channels."""
-        drained: list[Callable[[], None]] = []
+        drained: list[Callable[[], object]] = []
         with self._lock:
             for channel in channels:
                 queue = self._inputs.get(channel)
@@ -145,7 +151,7 @@ class _InputQueue:
     def __init__(self) -> None:
         self.credit = wire.INPUT_CREDIT
         self.pending: deque[memoryview] = deque()
-        self.drained: list[Callable[[], None]] = []
+        self.drained: list[Callable[[], object]] = []
         self.closing = self.closed = False
 
 
@@ -209,9 +215,7 @@ class AgentSandbox:
         """An exec and the frame that starts it, for a caller that sends it along with others."""
         exec_id = next(self._ids)
         frame = wire.start_frame(exec_id, start)
-        process = AgentExec(
-            self, exec_id, sink, [fd.number for fd in start.fds if fd.kind is FdKind.INPUT]
-        )
+        process = AgentExec(self, exec_id, sink, [fd.number for fd in start.fds if fd.kind is FdKind.INPUT])
         self._execs[exec_id] = process
         if self._lost_reason:
             self._execs.pop(exec_id, None)
@@ -317,10 +321,8 @@ class AgentProcess:
             yield chunk
 
     async def write(self, data: bytes) -> None:
-        drained = asyncio.Event()
         self.exec.give(Input(STDIN, data))
-        self.exec.when_drained(STDIN, lambda: self._sandbox.loop.call_soon_threadsafe(drained.set))
-        await drained.wait()
+        await self.exec.drained(STDIN)
 
     async def close_stdin(self) -> None:
         self.exec.give(Input(STDIN, last=True))

@@ -116,7 +116,9 @@ def default_directory() -> Path:
 def _create(directory: Path) -> tuple[int, Path]:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
-        raise PermissionError(f"{directory} belongs to somebody else; set spill_dir to a directory of your own")
+        raise PermissionError(
+            f"{directory} belongs to somebody else; set spill_dir to a directory of your own"
+        )
     _remove_old(directory)
     fd, name = tempfile.mkstemp(prefix=_PREFIX, dir=directory)
     return fd, Path(name)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -48,17 +50,16 @@ class Link:
         self._lost: Callable[[str], None] = _ignore
         self._released = False
         ours, theirs = socket.socketpair()
-        with theirs, tempfile.TemporaryFile() as self_errors:
-            # A file and not a pipe: nobody has to read it while all is well.
-            self._errors = os.dup(self_errors.fileno())
+        self._errors = _error_file()
+        with theirs:
             try:
                 self._popen = subprocess.Popen(
                     list(program.argv),
-                    stdin=theirs,
-                    stdout=theirs,
-                    stderr=self_errors,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=self._errors,
                     env=dict(program.env),
-                    pass_fds=program.pass_fds,
+                    pass_fds=tuple(program.pass_fds),
                     start_new_session=True,
                 )
             except OSError as error:
@@ -102,13 +103,12 @@ class Link:
         await self._loop.run_in_executor(None, self._reap, patience)
 
     def errors(self) -> str:
-        """The end of what the program wrote to its stderr."""
+        """What the program wrote to its stderr, as far as it was kept."""
         try:
-            size = os.fstat(self._errors).st_size
-            text = os.pread(self._errors, _STDERR_KEPT, max(0, size - _STDERR_KEPT))
+            text = os.pread(self._errors, _STDERR_KEPT, 0)
         except OSError:
             return ""
-        return text.decode(errors="replace").strip()
+        return text.rstrip(b"\0").decode(errors="replace").strip()
 
     def _reap(self, patience: float) -> None:
         try:
@@ -162,6 +162,18 @@ class Link:
         self._loop.remove_writer(self._fd)
         self._socket.close()
         self._lost(reason)
+
+
+def _error_file() -> int:
+    """A file and not a pipe, so that nobody has to read it; of fixed size, because what is in the sandbox may
+    find a way to write to it."""
+    if sys.platform != "linux":
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
+    fd = os.memfd_create("hermitcrab-stderr", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.truncate(fd, _STDERR_KEPT)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return fd
 
 
 def _ignore(_: object) -> None:

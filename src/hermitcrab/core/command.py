@@ -16,7 +16,7 @@ from hermitcrab.agent.wire import Cause, Exit
 from hermitcrab.core.agent import AgentExec, Input
 from hermitcrab.core.capture import Capture, is_binary, text_of
 from hermitcrab.core.protocols import STDERR, STDOUT, Chunk
-from hermitcrab.core.script import STATE_FD, STDIN_FD, VERBOSE_ECHO
+from hermitcrab.core.script import STATE_FD, STDIN_FD, VERBOSE_ECHOES
 from hermitcrab.core.state import ShellState
 from hermitcrab.errors import SandboxLost
 from hermitcrab.result import INTERRUPTED, TIMED_OUT, Outcome, Result, Usage
@@ -130,9 +130,8 @@ class Command:
         return self._answer()
 
     async def wait(self) -> Result:
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-        self.when_done(lambda: done.done() or done.set_result(None))
+        done = asyncio.get_running_loop().create_future()
+        self.when_done(lambda: None if done.done() else done.set_result(None))
         await done
         return self._answer()
 
@@ -147,11 +146,8 @@ class Command:
     async def write(self, data: bytes) -> None:
         if not self.running:
             raise BrokenPipeError("the command has ended")
-        loop = asyncio.get_running_loop()
-        drained = asyncio.Event()
         self.exec.give(Input(STDIN_FD, data))
-        self.exec.when_drained(STDIN_FD, lambda: loop.call_soon_threadsafe(drained.set))
-        await drained.wait()
+        await self.exec.drained(STDIN_FD)
 
     def close_stdin(self) -> None:
         if self.running:
@@ -213,7 +209,8 @@ class Command:
     def ended(self, exit_: Exit) -> None:
         finished = self._keeper.finished(self, bytes(self._state))
         if finished.verbose:
-            (self._errors or self._output).remove_last(VERBOSE_ECHO)
+            for echo in VERBOSE_ECHOES:
+                (self._errors or self._output).remove_last(echo)
         self._finish(self._make_result(exit_, finished), None)
 
     def lost(self, reason: str) -> None:
@@ -242,7 +239,9 @@ class Command:
         outcome, code = self._outcome(exit_, finished)
         note = finished.not_run or self._note(outcome)
         if exit_.survivors:
-            note = "\n".join(filter(None, (note, "[Some of its processes could not be ended: no permission]")))
+            note = "\n".join(
+                filter(None, (note, "[Some of its processes could not be ended: no permission]"))
+            )
         output = _readable(self._output)
         stdout, stderr = (output, _readable(self._errors)) if self._errors else (None, None)
         if stderr is None:

@@ -21,12 +21,18 @@ _ANSI = rb"\$'(?:[^'\\]|\\.)*'"
 _SINGLE = rb"'[^']*'"
 _BARE = rb"[^\s\"'()\[\]$\\`;&|<>]+"
 _DECLARATION = re.compile(
-    rb"declare -([-A-Za-z]+) ([A-Za-z_][A-Za-z0-9_]*)(?:=(" + rb"|".join((_DOUBLE, _ANSI, _SINGLE, _BARE)) + rb"|"
+    rb"declare -([-A-Za-z]+) ([A-Za-z_][A-Za-z0-9_]*)(?:=("
+    + rb"|".join((_DOUBLE, _ANSI, _SINGLE, _BARE))
+    + rb"|"
     rb"\((?:[^\"'()$\\]|\\.|" + rb"|".join((_DOUBLE, _ANSI, _SINGLE)) + rb")*\)|))?\n",
     re.DOTALL,
 )
 _ELEMENT = re.compile(
-    rb"\[(" + rb"|".join((_DOUBLE, _ANSI, _SINGLE, rb"[^\]\"'$\\]+")) + rb")\]=(" + rb"|".join((_DOUBLE, _ANSI, _SINGLE, _BARE)) + rb"|)\s*",
+    rb"\[("
+    + rb"|".join((_DOUBLE, _ANSI, _SINGLE, rb"[^\]\"'$\\]+"))
+    + rb")\]=("
+    + rb"|".join((_DOUBLE, _ANSI, _SINGLE, _BARE))
+    + rb"|)\s*",
     re.DOTALL,
 )
 _FUNCTION_LINE = re.compile(rb"declare -f([A-Za-z]*) ([^\n]+)")
@@ -41,11 +47,56 @@ _REFERENCE_TARGET = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[[0-9]+\])?")
 _KNOWN_ATTRIBUTES = frozenset("aAilnrtuxc")
 
 NOT_CAPTURED = frozenset(
-    "BASH BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND "
-    "BASH_EXECUTION_STRING BASH_LINENO BASH_MONOSECONDS BASH_REMATCH BASH_SOURCE BASH_SUBSHELL BASH_TRAPSIG "
-    "BASH_VERSINFO BASH_VERSION COMP_WORDBREAKS COPROC DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS "
-    "HISTCMD HOSTTYPE LINENO MACHTYPE OLDPWD OPTARG OPTERR OPTIND OSTYPE PIPESTATUS POSIXLY_CORRECT PPID PWD "
-    "RANDOM READLINE_LINE READLINE_POINT SECONDS SHELLOPTS SHLVL SRANDOM UID _".split()
+    [
+        "BASH",
+        "BASHOPTS",
+        "BASHPID",
+        "BASH_ALIASES",
+        "BASH_ARGC",
+        "BASH_ARGV",
+        "BASH_ARGV0",
+        "BASH_CMDS",
+        "BASH_COMMAND",
+        "BASH_EXECUTION_STRING",
+        "BASH_LINENO",
+        "BASH_MONOSECONDS",
+        "BASH_REMATCH",
+        "BASH_SOURCE",
+        "BASH_SUBSHELL",
+        "BASH_TRAPSIG",
+        "BASH_VERSINFO",
+        "BASH_VERSION",
+        "COMP_WORDBREAKS",
+        "COPROC",
+        "DIRSTACK",
+        "EPOCHREALTIME",
+        "EPOCHSECONDS",
+        "EUID",
+        "FUNCNAME",
+        "GROUPS",
+        "HISTCMD",
+        "HOSTTYPE",
+        "LINENO",
+        "MACHTYPE",
+        "OLDPWD",
+        "OPTARG",
+        "OPTERR",
+        "OPTIND",
+        "OSTYPE",
+        "PIPESTATUS",
+        "POSIXLY_CORRECT",
+        "PPID",
+        "PWD",
+        "RANDOM",
+        "READLINE_LINE",
+        "READLINE_POINT",
+        "SECONDS",
+        "SHELLOPTS",
+        "SHLVL",
+        "SRANDOM",
+        "UID",
+        "_",
+    ]
 )
 """What bash makes anew for itself; carrying it over would be wrong or impossible."""
 
@@ -84,20 +135,22 @@ class Parsed:
     """`set -v` was on at the end, so the output may show a line of ours."""
 
 
-def parse(data: bytes, previous: Parsed | None, *, place: str, trusted: bool, ignore: frozenset[str]) -> Parsed:
-    """The state in a dump. `previous` saves the work for what did not change; `ignore` names the injected layer."""
+def parse(
+    data: bytes, previous: Parsed | None, *, place: str, trusted: bool, ignore: frozenset[str]
+) -> Parsed:
+    """The state in a dump; `previous` saves work on what did not change, `ignore` names what is injected."""
     sections = data.split(b"\0")
     if sections[1:2] == [NO_DIRECTORY] and len(sections) >= 3:
         raise NoDirectory(_decode(sections[2]))
     try:
         begin = sections.index(DUMP_BEGIN)
-        options, shopts, posix, in_function, oldpwd, umask, cwd, declared, names, functions, aliases, end = sections[
-            begin + 1 : begin + 13
-        ]
+        fields = sections[begin + 1 : begin + 11]
+        options, shopts, posix, in_function, oldpwd, place_line, aliases, declared, names, functions = fields
     except ValueError:
         raise DamagedDump("it is not complete") from None
-    if end != DUMP_END:
+    if sections[begin + 11 : begin + 12] != [DUMP_END]:
         raise DamagedDump("it is not complete")
+    umask, _, cwd = place_line.partition(b"\n")
     if not cwd.startswith(b"/") or not cwd.endswith(b"\n"):
         raise DamagedDump(f"the directory is {cwd[:80]!r}")
     lines = [line for line in declared.split(b"\n") if not line.startswith(_VOLATILE)]
@@ -109,22 +162,16 @@ def parse(data: bytes, previous: Parsed | None, *, place: str, trusted: bool, ig
         variables = base.variables
     else:
         variables = _variables(declared, posix, base, inside=inside, ignore=ignore)
-    if previous and base and function_text == previous.functions:
-        shell_functions = base.functions
-    else:
-        shell_functions = _functions(names, functions)
-    if previous and base and aliases == previous.aliases:
-        shell_aliases = base.aliases
-    else:
-        shell_aliases = _aliases(aliases)
+    same_functions = previous is not None and function_text == previous.functions
+    same_aliases = previous is not None and aliases == previous.aliases
 
     option_names = _words(options)
     state = ShellState(
         cwd=_decode(cwd[:-1]),
         oldpwd=_decode(oldpwd[1:]) if oldpwd else None,
         variables=variables,
-        functions=shell_functions,
-        aliases=shell_aliases,
+        functions=base.functions if base and same_functions else _functions(names, functions),
+        aliases=base.aliases if base and same_aliases else _aliases(aliases),
         options=option_names - NEVER_CARRIED_OPTIONS,
         shopts=_words(shopts) - FIXED_SHOPTS,
         umask=_umask(umask),
@@ -214,7 +261,7 @@ def _unescape(match: re.Match[bytes]) -> bytes:
 
 
 def _functions(names: bytes, text: bytes) -> Mapping[str, Function]:
-    """Bash prints the functions in the order of `names`, each from a line of its own that only a header can be."""
+    """Bash prints the functions in the order of `names`, each with a header line of its own."""
     headers = [(match[2], match[1]) for match in _FUNCTION_LINE.finditer(names)]
     text = b"\n" + text
     starts: list[int] = []
@@ -245,7 +292,9 @@ def _aliases(section: bytes) -> Mapping[str, str]:
 
 
 def _words(section: bytes) -> frozenset[str]:
-    return frozenset(word for word in section.decode(errors="replace").split(":") if re.fullmatch("[a-z0-9_-]+", word))
+    return frozenset(
+        word for word in section.decode(errors="replace").split(":") if re.fullmatch("[a-z0-9_-]+", word)
+    )
 
 
 def _umask(section: bytes) -> str:

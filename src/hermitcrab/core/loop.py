@@ -31,7 +31,9 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     loop = background_loop()
     if threading.current_thread().name == "hermitcrab" and asyncio._get_running_loop() is loop:
         coroutine.close()
-        raise RuntimeError("the synchronous API cannot be called from its own event loop; use hermitcrab.aopen")
+        raise RuntimeError(
+            "the synchronous API cannot be called from its own event loop; use hermitcrab.aopen"
+        )
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result()

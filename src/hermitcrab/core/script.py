@@ -1,7 +1,7 @@
-"""The bash text around a command: restoring a state, running the command, giving the state back. Pure functions.
+"""The bash text around a command: restoring a state, running it, giving the state back. Pure functions.
 
-A shell is started ahead with `bootstrap`, restores the state it was given and waits. When a command comes, `tail`
-brings it up to date, sets it on its way, and the bootstrap's last words dump the new state. Everything
+A shell is started ahead with `bootstrap`, restores the state it was given and waits. When a command comes,
+`tail` brings it up to date, sets it on its way, and the bootstrap's last words dump the new state. Everything
 is one line, so that line numbers in the command are its own; every command word is quoted or goes through
 `\\builtin`, because users define functions and aliases of any name.
 """
@@ -27,74 +27,99 @@ DUMP_BEGIN = b"state1"
 DUMP_END = b"end"
 
 _SAFE = re.compile(rb"[A-Za-z0-9_./:@%+,-]+")
-_SPECIAL = re.compile(rb"[\\'\x00-\x1f\x7f]")
+_UNUSUAL = re.compile(rb"[\x00-\x1f\x7f-\xff]+")
+_OCTAL = [b"\\%03o" % byte for byte in range(256)]
 
-_LATE = re.compile("LANG|LC_.*|LANGUAGE|IFS|TMOUT|POSIXLY_CORRECT|BASH_.*|FUNCNEST|GLOBIGNORE|EXECIGNORE")
+_LATE = re.compile("IFS|TMOUT|POSIXLY_CORRECT|BASH_.*|FUNCNEST|GLOBIGNORE|EXECIGNORE")
 """Variables that change how bash itself reads: restored only after it has read the command."""
 
-# Under `set -x`, a DEBUG trap or a closed stderr the dump must stay silent, and `$?` and the options have to be
-# noted first. In POSIX mode special builtins win over functions of their name, which is the only way to be rid
-# of a function called `builtin`.
+# Under `set -x`, a DEBUG trap or a closed stderr the dump must stay silent, and the status and the options
+# have to be noted first. In POSIX mode special builtins win over functions of their name: the only way to
+# be rid of a function called `builtin`.
 _NOTE = (
-    r"{ __hc_s=$? __hc_o=$SHELLOPTS __hc_b=$BASHOPTS __hc_p=${POSIXLY_CORRECT+${POSIXLY_CORRECT@a}=$POSIXLY_CORRECT}; "
+    r"{ __hc_s=$? __hc_o=$SHELLOPTS __hc_b=$BASHOPTS "
+    r"__hc_p=${POSIXLY_CORRECT+${POSIXLY_CORRECT@a}=$POSIXLY_CORRECT}; "
     r"POSIXLY_CORRECT=1; \unset -f builtin; \unset -v POSIXLY_CORRECT; \builtin trap - DEBUG ERR RETURN; "
     r"\builtin set +xveunfCk; \builtin shopt -u expand_aliases; } >/dev/null 2>&1"
 )
 
-# `exit` inside a function leaves its locals in sight. A variable is local when an assignment to the global of its
-# name does not show through; unsetting it from one function deeper uncovers the next one. The question
+# `exit` inside a function leaves its locals in sight. A variable is local when an assignment to the global of
+# its name does not show through; unsetting it from one function deeper uncovers the next one. The question
 # destroys what it asks about, so a copy of the shell (the pipeline) answers it. References and readonly
 # variables cannot be asked; the host leaves them as they were.
 _UNCOVER = (
     r'{ __hc_u () { \builtin unset -v "$@"; }; __hc_i=0; while \builtin test $((__hc_i++)) -lt 50; do '
     r"\builtin mapfile -t __hc_l < <(\builtin compgen -v | while IFS= \builtin read -r __hc_v; do "
-    r"case $__hc_v in __hc_*|_|BASH*|FUNCNAME|LINENO|RANDOM|SRANDOM|SECONDS|EPOCH*|GROUPS|DIRSTACK|PIPESTATUS|"
-    r"HISTCMD|OPT*|COMP_*) continue;; esac; "
+    r"case $__hc_v in __hc_*|_|BASH*|FUNCNAME|LINENO|RANDOM|SRANDOM|SECONDS|EPOCH*|GROUPS|DIRSTACK|"
+    r"PIPESTATUS|HISTCMD|OPT*|COMP_*) continue;; esac; "
     r'\builtin test -R "$__hc_v" && continue; case ${!__hc_v@a} in *r*) continue;; esac; '
     r'\builtin declare -g "$__hc_v=190473829" || continue; '
     r'\builtin test "${!__hc_v}" = 190473829 || \builtin printf "%s\n" "$__hc_v"; done); '
-    r'\builtin test "${__hc_l[*]}" || break; __hc_u "${__hc_l[@]}"; done; \builtin unset -f __hc_u; } 2>/dev/null'
+    r'\builtin test "${__hc_l[*]}" || break; __hc_u "${__hc_l[@]}"; done; '
+    r"\builtin unset -f __hc_u; } 2>/dev/null"
+)
+
+# The nearest directory that is there, for a session whose own is gone.
+_GO_UP = (
+    r'{ until __hc_m=${__hc_m%/*}; \builtin cd -P -- "${__hc_m:-/}"; do '
+    r'\builtin test "$__hc_m" || break; done; '
+    r"""\builtin printf '%s\0' '' nocd "$PWD" >&247; } 2>/dev/null"""
 )
 
 _WRITE = (
-    r"""{ \builtin printf '%s\0' '' state1 "$__hc_o" "$__hc_b" "$__hc_p" "${FUNCNAME+f}" "${OLDPWD+=$OLDPWD}"; """
-    r"""\builtin umask; \builtin printf '\0'; \builtin pwd -P || \builtin printf '%s\n' "$PWD"; \builtin printf '\0'; """
-    r"\builtin declare -p; "
-    r"\builtin printf '\0'; \builtin declare -F; \builtin printf '\0'; \builtin declare -f; "
-    r"\builtin printf '\0'; \builtin declare -p BASH_ALIASES; \builtin printf '\0end\0'; } >&247 2>/dev/null"
+    r"""{ \builtin printf '%s\0' '' state1 "$__hc_o" "$__hc_b" "$__hc_p" "${FUNCNAME+f}" """
+    r""""${OLDPWD+=$OLDPWD}"; """
+    r"""\builtin umask; \builtin pwd -P || \builtin printf '%s\n' "$PWD"; \builtin printf '\0'; """
+    r"\builtin declare -p BASH_ALIASES; \builtin printf '\0'; \builtin declare -p; \builtin printf '\0'; "
+    r"\builtin declare -F; \builtin printf '\0'; \builtin declare -f; \builtin printf '\0end\0'; } "
+    r">&247 2>/dev/null"
 )
 
-_DUMP_ONCE = (
-    r'if \builtin test ! "${__hc_g-}"; then \builtin test "${FUNCNAME+f}" && '
+_DUMP = (
+    r'if \builtin test "${__hc_m-}"; then '
+    + _GO_UP
+    + r'; else \builtin test "${FUNCNAME+f}" && '
     + _UNCOVER
     + "; "
     + _WRITE
-    + "; __hc_g=1; fi"
+    + "; fi"
 )
 
-VERBOSE_ECHO = _NOTE.encode() + b"\n"
-"""What `set -v; exit` prints of the trap before the trap can stop it."""
-
-# Two lines: the second is parsed after the first has switched aliases off.
-_EXIT_TRAP = _NOTE + "\n" + _DUMP_ONCE
-
-_USER_EXIT_TRAP = (
-    '\n\\builtin test "$__hc_t" && { \\builtin eval "__hc_t=($__hc_t)"; __hc_q () { \\builtin unset -f __hc_q; '
-    '\\builtin return "$__hc_s"; }; __hc_q; \\builtin eval "${__hc_t[2]}"; }'
+# Two lines: the second is parsed after the first has switched aliases off. When the shell has already dumped
+# its state after the command, the trap is left at once.
+_EXIT_TRAP = (
+    r"{ __hc_r=$?; case ${__hc_g-} in 1) \builtin exit $__hc_r;; esac; } >/dev/null 2>&1; "
+    + _NOTE.replace("$?", "$__hc_r")
+    + "\n"
+    + _DUMP
 )
+_EXIT_TRAP_WITH_USERS = (
+    _NOTE
+    + "\ncase ${__hc_g-} in 1) ;; *) "
+    + _DUMP
+    + ";; esac\n"
+    + r'\builtin test "$__hc_t" && { \builtin eval "__hc_t=($__hc_t)"; __hc_q () { \builtin unset -f __hc_q; '
+    + r'\builtin return "$__hc_s"; }; __hc_q; \builtin eval "${__hc_t[2]}"; }'
+)
+
+VERBOSE_ECHOES = tuple(
+    text.partition("\n")[0].encode() + b"\n" for text in (_EXIT_TRAP, _EXIT_TRAP_WITH_USERS)
+)
+"""What `set -v; exit` prints of a trap before the trap can stop it."""
 
 
 def quote(text: str | bytes) -> bytes:
-    """One word of bash that stands for exactly these bytes, without a line break in it."""
+    """One word of bash that stands for exactly these bytes: plain ASCII, so that any locale reads it alike,
+    and without a line break."""
     data = text if isinstance(text, bytes) else encode(text)
     if _SAFE.fullmatch(data):
         return data
-    return b"$'" + _SPECIAL.sub(_escape, data) + b"'"
+    data = data.replace(b"\\", b"\\\\").replace(b"'", b"\\'").replace(b"\n", b"\\n")
+    return b"$'" + _UNUSUAL.sub(_in_octal, data) + b"'"
 
 
-def _escape(match: re.Match[bytes]) -> bytes:
-    character = match[0]
-    return b"\\" + character if character in b"\\'" else b"\\%03o" % character[0]
+def _in_octal(match: re.Match[bytes]) -> bytes:
+    return b"".join([_OCTAL[byte] for byte in match[0]])
 
 
 def encode(text: str) -> bytes:
@@ -103,22 +128,20 @@ def encode(text: str) -> bytes:
 
 def bootstrap(restore: bytes) -> bytes:
     """The whole life of a shell that is started ahead: restore, wait for the tail, run it, dump, exit."""
-    dump = _NOTE + "; " + _DUMP_ONCE
     return (
         b"\\exec 0<&8 8<&-; "
         + (b"{ " + restore + b"} 2>/dev/null; " if restore else b"")
         + _RECEIVE
-        + b"\\exec 7<&-; \\builtin eval \"$__hc_n\"; "
-        + dump.encode()
-        + b'; \\builtin exit "$__hc_s"\n'
+        + b"\\exec 7<&-; \\builtin trap "
+        + quote(_EXIT_TRAP)
+        + b' EXIT; \\builtin eval "$__hc_n"; '
+        + f'{_NOTE}; {_DUMP}; __hc_g=1; \\builtin exit "$__hc_s"\n'.encode()
     )
 
 
-_RECEIVE = (
-    b"\\builtin read -r -u 7 __hc_n && \\builtin read -r -N \"$__hc_n\" -u 7 __hc_n || \\builtin exit; "
-)
+_RECEIVE = b'\\builtin read -r -u 7 __hc_n && \\builtin read -r -N "$__hc_n" -u 7 __hc_n || \\builtin exit; '
 
-RECEIVE_AND_RESTORE = _RECEIVE + b"\\builtin eval \"$__hc_n\"; "
+RECEIVE_AND_RESTORE = _RECEIVE + b'\\builtin eval "$__hc_n"; '
 """As `restore`, for a state that is too large for the bootstrap: it comes as a message of its own, first."""
 
 
@@ -146,35 +169,29 @@ def prepare(
     """What is done last before the command, because it would disturb our own text."""
     oldpwd = state.oldpwd if directory == state.cwd else state.cwd
     parts = [
-        b"\\builtin cd -P -- " + quote(directory) + b" || " + _go_up(directory),
-        b"\\builtin declare -x OLDPWD=" + quote(oldpwd) if oldpwd is not None else b"\\builtin unset -v OLDPWD",
+        b"\\builtin cd -P -- %s || { __hc_m=%s; \\builtin exit 126; }" % (quote(directory), quote(directory)),
+        b"\\builtin declare -x OLDPWD=" + quote(oldpwd)
+        if oldpwd is not None
+        else b"\\builtin unset -v OLDPWD",
         *_functions(fresh, state, late=True),
         *_variables(fresh.variables, state.variables, late=True),
         *_declare({name: Variable(value, "x") for name, value in injected.items()}),
         *_options(fresh, state),
         *([b"\\builtin umask " + state.umask.encode()] if state.umask != fresh.umask else []),
-        _trap_shim() if traps else b"\\builtin trap " + quote(_EXIT_TRAP) + b" EXIT",
+        *([_trap_shim()] if traps else []),
         *([_aliases(state)] if state.aliases else []),
     ]
     return b"{ " + b"; ".join(parts) + b"; } 2>/dev/null; "
 
 
-def _go_up(directory: str) -> bytes:
-    """Where the directory is missing: name the nearest one above it that is there, and do not run the command."""
-    return (
-        b"{ __hc_n=" + quote(directory) + b'; until __hc_n=${__hc_n%/*}; \\builtin cd -P -- "${__hc_n:-/}"; do '
-        b"\\builtin test \"$__hc_n\" || break; done; "
-        b"\\builtin printf '%s\\0' '' nocd \"$PWD\" >&247; \\builtin exit 126; }"
-    )
-
-
 def _trap_shim() -> bytes:
     """Only for commands that speak of `trap`: keeps the dump in front of the user's own EXIT trap."""
-    ours = quote(_EXIT_TRAP + _USER_EXIT_TRAP)
+    ours = quote(_EXIT_TRAP_WITH_USERS)
     # What does not concern EXIT is left to the builtin as the function's last command, so that a DEBUG trap
     # sees nothing of us.
     return (
-        b'trap () { { \\builtin local - __hc_r; \\builtin set +xveu; } 2>/dev/null; case "$BASHPID $$ $# $*" in '
+        b"trap () { { \\builtin local - __hc_r; \\builtin set +xveu; } 2>/dev/null; "
+        b'case "$BASHPID $$ $# $*" in '
         b'"$$ $$ 0 "*|"$$ $$ "*EXIT*|"$$ $$ "*[Ee]xit*|"$$ $$ "*" 0"|"$$ $$ "*" 0 "*|"$$ $$ "*" -p"*) '
         b'\\builtin trap - EXIT; \\builtin eval "$__hc_t"; \\builtin trap "$@"; __hc_r=$?; '
         b"__hc_t=$(\\builtin trap -p EXIT); \\builtin trap " + ours + b' EXIT; \\builtin return "$__hc_r";; '
@@ -187,7 +204,7 @@ SHIM_MARK = "__hc_t"
 
 
 def changes(old: ShellState, new: ShellState) -> bytes | None:
-    """What makes a shell in state `old` one in state `new`, but for what `prepare` does; None when nothing can."""
+    """What makes a shell in state `old` one in state `new`, but for `prepare`; None when nothing can."""
     if old is new:
         return b""
     try:
@@ -204,9 +221,7 @@ class _CannotChange(Exception):
     """A readonly variable or function would have to change."""
 
 
-def _variables(
-    old: Mapping[str, Variable], new: Mapping[str, Variable], *, late: bool
-) -> Iterable[bytes]:
+def _variables(old: Mapping[str, Variable], new: Mapping[str, Variable], *, late: bool) -> Iterable[bytes]:
     if old is new:
         return
     changed = {
@@ -300,7 +315,9 @@ def _options(fresh: ShellState, state: ShellState) -> Iterable[bytes]:
 
 
 def _aliases(state: ShellState) -> bytes:
-    return b"\\builtin alias -- " + b" ".join(quote(f"{name}={value}") for name, value in state.aliases.items())
+    return b"\\builtin alias -- " + b" ".join(
+        quote(f"{name}={value}") for name, value in state.aliases.items()
+    )
 
 
 def login(home_profiles: Iterable[str] = (".bash_profile", ".bash_login", ".profile")) -> bytes:
@@ -309,11 +326,9 @@ def login(home_profiles: Iterable[str] = (".bash_profile", ".bash_login", ".prof
     Started with `--login --noprofile`, it reads the same files as bash would. Its stdin, stdout and stderr
     are nowhere: what a profile prints is nobody's output.
     """
-    choice = " || ".join(
-        f'{{ \\builtin test -r ~/{name} && __hc_n=~/{name}; }}' for name in home_profiles
-    )
+    choice = " || ".join(f"{{ \\builtin test -r ~/{name} && __hc_n=~/{name}; }}" for name in home_profiles)
     return (
         "\\exec 0<&8 8<&-; \\builtin trap " + quote(_EXIT_TRAP).decode() + " EXIT; "
         "\\builtin test -r /etc/profile && \\builtin . /etc/profile; "
-        f"{choice}; \\builtin test \"${{__hc_n-}}\" && \\builtin . \"$__hc_n\"; \\builtin exit 0\n"
+        f'{choice}; \\builtin test "${{__hc_n-}}" && \\builtin . "$__hc_n"; \\builtin exit 0\n'
     ).encode()

@@ -211,9 +211,10 @@ class Session:
         )
 
     def _without_directory(self, command: Command, nearest: str) -> str:
-        """What to say of a command whose directory is missing; when it was the session's own, go on from there."""
+        """What to say when a directory is missing; when it was the session's own, go on from the nearest."""
         if command.directory != command.base.cwd:
-            return f"[Cannot enter {command.directory}: no such directory, or no permission. The command was not run.]"
+            why = "no such directory, or no permission"
+            return f"[Cannot enter {command.directory}: {why}. The command was not run.]"
         moved = replace(command.base, cwd=nearest, oldpwd=command.base.cwd)
         self._state = merge(command.base, self._state, moved)
         return (
@@ -304,7 +305,8 @@ class Session:
             return self._parse(last_words.dump).state
         except DamagedDump:
             raise SandboxStartError(
-                f"{self._config.shell} in the sandbox does not answer as bash does", backend=self.sandbox.backend
+                f"{self._config.shell} in the sandbox does not answer as bash does",
+                backend=self.sandbox.backend,
             ) from None
 
     async def _capture_login(self) -> ShellState | None:
@@ -362,10 +364,8 @@ class _LastWords:
 
 
 def _arrival(login: ShellState, fresh: ShellState) -> ShellState:
-    """Where a session begins: the login shell's state, at the sandbox's own directory, with aliases working."""
-    state = replace(
-        login, cwd=fresh.cwd, oldpwd=None, shopts=login.shopts | {"expand_aliases"}
-    )
+    """Where a session begins: the login shell's state, in the sandbox's own directory, aliases working."""
+    state = replace(login, cwd=fresh.cwd, oldpwd=None, shopts=login.shopts | {"expand_aliases"})
     path = state.variables.get("PATH")
     if path is None or not path.value:
         return with_variables(state, {"PATH": SENSIBLE_PATH})

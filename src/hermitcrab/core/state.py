@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -22,9 +22,34 @@ FIXED_SHOPTS = frozenset({"login_shell", "restricted_shell"})
 """What bash decides at its start and does not let anybody set."""
 
 PLACE_BOUND = frozenset(
-    "PATH HOME HOSTNAME TMPDIR TMP TEMP USER LOGNAME SHELL TERM MAIL PWD OLDPWD LANG XDG_RUNTIME_DIR "
-    "XDG_CONFIG_HOME XDG_CACHE_HOME XDG_DATA_HOME XDG_STATE_HOME SSH_AUTH_SOCK SSH_CONNECTION SSH_CLIENT "
-    "SSH_TTY DISPLAY DBUS_SESSION_BUS_ADDRESS BASH_LOADABLES_PATH".split()
+    [
+        "PATH",
+        "HOME",
+        "HOSTNAME",
+        "TMPDIR",
+        "TMP",
+        "TEMP",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "TERM",
+        "MAIL",
+        "PWD",
+        "OLDPWD",
+        "LANG",
+        "XDG_RUNTIME_DIR",
+        "XDG_CONFIG_HOME",
+        "XDG_CACHE_HOME",
+        "XDG_DATA_HOME",
+        "XDG_STATE_HOME",
+        "SSH_AUTH_SOCK",
+        "SSH_CONNECTION",
+        "SSH_CLIENT",
+        "SSH_TTY",
+        "DISPLAY",
+        "DBUS_SESSION_BUS_ADDRESS",
+        "BASH_LOADABLES_PATH",
+    ]
 )
 """Variables that belong to a sandbox: a session that moves to another place finds that place's own."""
 
@@ -44,7 +69,7 @@ class Variable(NamedTuple):
     value: str | tuple[tuple[str, str], ...] | None
     """Text; the (subscript, text) pairs of an array; or None when it is declared without a value."""
     attributes: str = ""
-    """Letters of `declare`: x exported, r readonly, i integer, a and A arrays, n reference, l u c case, t trace."""
+    """Letters of `declare`: x export, r readonly, i integer, a A array, n reference, l u c case, t traced."""
 
 
 class Function(NamedTuple):
@@ -55,7 +80,7 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True)
 class ShellState:
-    """The life of a shell between two commands: the *captured* layer, of which some names are bound to the place."""
+    """The life of a shell between two commands. Some of its names are bound to the place (`PLACE_BOUND`)."""
 
     cwd: str
     oldpwd: str | None = None
@@ -190,9 +215,7 @@ def _merge_mapping(
     merged = dict(ours)
     for key in base.keys() - theirs.keys():
         merged.pop(key, None)
-    for key, value in theirs.items():
-        if base.get(key) != value:
-            merged[key] = value
+    merged |= {key: value for key, value in theirs.items() if base.get(key) != value}
     return MappingProxyType(merged)
 
 
@@ -233,6 +256,3 @@ def with_variables(state: ShellState, values: Mapping[str, str]) -> ShellState:
         return state
     added = {name: Variable(value, "x") for name, value in values.items()}
     return replace(state, variables=MappingProxyType({**state.variables, **added}))
-
-
-Keep = Callable[[str], bool]
