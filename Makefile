@@ -3,6 +3,8 @@
 .PHONY: help run test check-fast lint bench docs clean
 
 BIN := .venv/bin
+# Whoever runs the tests may have settings of their own.
+PYTEST := HERMITCRAB_CONFIG=/dev/null $(BIN)/pytest
 # `make run ON=bubblewrap CMD='id; pwd'`
 ON ?= local
 CMD ?= echo "hello from a session in $$PWD on $$(uname -sm)"
@@ -21,12 +23,12 @@ test: ## everything: style, types, all tests
 	@$(MAKE) --no-print-directory lint
 	@echo "==> pytest"
 	@require="$$(scripts/setup require)" && echo "    must run here: $$require" && \
-	    HERMITCRAB_REQUIRE="$$require" $(BIN)/pytest
+	    HERMITCRAB_REQUIRE="$$require" $(PYTEST)
 
 check-fast: ## style, types, and the tests that take no time, on local only
 	@scripts/setup dev
 	@$(MAKE) --no-print-directory lint
-	@HERMITCRAB_REQUIRE=local $(BIN)/pytest -q -m "not slow" -k "not bubblewrap"
+	@HERMITCRAB_REQUIRE=local $(PYTEST) -q -m "not slow" -k "not bubblewrap"
 
 lint:
 	@scripts/setup dev

@@ -318,6 +318,19 @@ class TestCredit:
         agent.wait_gone(loud)
         assert outcome.ended.cause is Cause.KILLED
 
+    def test_loud_ones_with_credit_do_not_silence_others(self, agent: AgentClient) -> None:
+        loud = [agent.start("yes") for _ in range(3)]
+        for exec_id in loud:
+            agent.wait_output(exec_id, b"y\n")
+        began = time.monotonic()
+        for _ in range(5):
+            assert agent.run("echo prompt")[1] == b"prompt\n"
+        assert time.monotonic() - began < 2.5
+        for exec_id in loud:
+            agent.send(wire.kill_frame(exec_id, 0))
+        for exec_id in loud:
+            agent.wait_gone(exec_id)
+
     def test_exit_waits_for_credit_and_loses_nothing(self, agent: AgentClient) -> None:
         agent.auto_credit = False
         size = wire.OUTPUT_CREDIT + 50_000

@@ -76,7 +76,7 @@ static int dev_null = -1;
 static int highest_fd = 2;
 static struct rlimit original_nofile;
 static sigset_t all_open;      /* the empty mask: SIGCHLD wakes us */
-static sigset_t child_blocked; /* the usual mask */
+static sigset_t child_blocked; /* the agent's while it waits and no child is expected to end */
 static volatile sig_atomic_t asked_to_end;
 
 /* ---------------------------------------------------------------- small helpers */
@@ -267,8 +267,8 @@ static size_t stop_and_kill(pid_t root, bool (*spared)(pid_t))
 
 enum { ORDER_SIGNAL, ORDER_KILL };
 struct order {
-	uint8_t what;
-	uint8_t value; /* the signal, or the cause of the kill */
+	uint32_t what;
+	uint32_t value; /* the signal, or the cause of the kill */
 	uint32_t grace_ms;
 };
 
@@ -527,9 +527,9 @@ static void sv_take_orders(void)
 		ssize_t n = recv(sv.socket, &order, sizeof order, MSG_DONTWAIT);
 		if (n == (ssize_t)sizeof order) {
 			if (order.what == ORDER_SIGNAL)
-				sv_signal(order.value);
+				sv_signal((int)order.value);
 			else
-				sv_kill(order.value, order.grace_ms);
+				sv_kill((uint8_t)order.value, order.grace_ms);
 		} else if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
 			return;
 		} else {
@@ -924,6 +924,8 @@ static void read_report(struct exec *exec)
 	if (n <= 0) { /* killed: what it leaves is looked for when it is reaped, not before it is reparented */
 		close_fd(&exec->socket);
 		exec->lost = true;
+		if (!exec->supervisor)
+			strays_since = earlier(strays_since, now_ns());
 		return;
 	}
 	if (report.what & REPORT_EXIT) {
@@ -933,7 +935,7 @@ static void read_report(struct exec *exec)
 	if (report.what & REPORT_GONE) {
 		exec->gone = true;
 		close_fd(&exec->socket);
-		unreaped++;
+		unreaped += exec->supervisor != 0;
 	}
 	finish(exec);
 }
@@ -980,8 +982,8 @@ static void reap(int64_t now)
 			execs[i]->supervisor = 0;
 			if (execs[i]->gone)
 				unreaped--;
-			else if (strays_since == NEVER)
-				strays_since = now;
+			else if (execs[i]->lost) /* else its last words are still in the socket */
+				strays_since = earlier(strays_since, now);
 		}
 	}
 	if (strays_since != NEVER)
@@ -996,7 +998,8 @@ static void order(struct exec *exec, uint8_t what, uint8_t value, uint32_t grace
 	send_message(exec->socket, &message, sizeof message);
 	if (what != ORDER_KILL)
 		return;
-	kill(exec->supervisor, SIGCONT); /* the command may have stopped it */
+	if (exec->supervisor)
+		kill(exec->supervisor, SIGCONT); /* the command may have stopped it */
 	exec->check_at = now_ns() + SECOND;
 }
 
@@ -1600,6 +1603,7 @@ static bool close_down(int64_t now)
 
 static void run(void)
 {
+	size_t turn = 0;
 	for (;;) {
 		flush();
 		free_dead();
@@ -1622,7 +1626,10 @@ static void run(void)
 			flush();
 		if (polled[0].revents)
 			read_client();
-		for (size_t i = 2; i < watch_count; i++) {
+		/* Each turn begins with another one, or the loudest exec would silence those behind it. */
+		turn++;
+		for (size_t n = watch_count - 2, step = 0; step < n; step++) {
+			size_t i = 2 + (turn + step) % n;
 			struct exec *exec = watched[i].exec;
 			struct channel *channel = watched[i].channel;
 			if (!polled[i].revents || exec->dead)
@@ -1660,7 +1667,10 @@ static void set_signals(void)
 	sigemptyset(&all_open);
 	sigemptyset(&child_blocked);
 	sigaddset(&child_blocked, SIGCHLD);
-	sigprocmask(SIG_SETMASK, &child_blocked, NULL);
+	/* Both are let in only while we wait, so that none comes between looking and waiting. */
+	sigset_t mask = child_blocked;
+	sigaddset(&mask, SIGTERM);
+	sigprocmask(SIG_SETMASK, &mask, NULL);
 }
 
 /* A root without /dev: an empty file that nobody can write to reads the same. */

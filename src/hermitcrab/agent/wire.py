@@ -190,6 +190,10 @@ def exit_frame(exec_id: int, exit_: Exit) -> bytes:
 
 
 def start_frame(exec_id: int, start: Start) -> bytes:
+    return frame(Ask.START, exec_id, payload=start_payload(start))
+
+
+def start_payload(start: Start) -> bytes:
     parts: list[bytes] = []
 
     def add(tag: int, value: bytes) -> None:
@@ -211,7 +215,7 @@ def start_frame(exec_id: int, start: Start) -> bytes:
     payload = b"".join(parts)
     if len(payload) > MAX_PAYLOAD:
         raise ValueError(f"a START of {len(payload)} bytes is larger than a frame ({MAX_PAYLOAD})")
-    return frame(Ask.START, exec_id, payload=payload)
+    return payload
 
 
 def parse_start(payload: bytes) -> Start:

@@ -40,12 +40,18 @@ class Interrupts:
             signal.signal(number, handler)
 
     def watch(self, stop: Callable[[], object] | None) -> None:
-        """From now on a signal calls `stop`; None makes it raise again."""
-        self.received = 0
+        """From now on a signal calls `stop`; None makes it raise again, and keeps what was received."""
+        if stop is not None:
+            self.received = 0
         self._stop = stop
 
     def ignore(self) -> None:
         self._ignoring = True
+
+    @property
+    def terminated(self) -> bool:
+        """Whether somebody wants the program gone, and not just the command."""
+        return self.received not in (0, signal.SIGINT)
 
     @property
     def exit_code(self) -> int:

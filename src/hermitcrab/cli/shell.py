@@ -9,7 +9,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
+from typing import cast
 
 import hermitcrab
 from hermitcrab.cli.interrupts import Interrupts
@@ -29,6 +31,8 @@ _UNFINISHED = re.compile(
 
 def main(args: argparse.Namespace) -> int:
     terminal = sys.stdin.isatty()
+    # Bytes that are no text pass through to the command as they are.
+    cast(TextIOWrapper, sys.stdin).reconfigure(errors="surrogateescape")
     with Interrupts() as interrupts, history() if terminal else nothing():
         environment = hermitcrab.open(args.on, **overrides(args))
         try:
@@ -36,6 +40,8 @@ def main(args: argparse.Namespace) -> int:
             if terminal:
                 print(f"hermitcrab: {name}; Ctrl-D or `exit` leaves", file=sys.stderr)
             return converse(environment, name, interrupts, terminal=terminal)
+        except KeyboardInterrupt:
+            return interrupts.exit_code
         finally:
             interrupts.ignore()
             environment.cleanup()
@@ -48,11 +54,13 @@ def converse(environment: Environment, name: str, interrupts: Interrupts, *, ter
     def prompt() -> str:
         return f"{name}:{environment.cwd}$ "
 
-    for command in commands(prompt, terminal=terminal):
+    for command in commands(prompt, interrupts, terminal=terminal):
         leaving = re.fullmatch(r"\s*exit(?:\s+(\d+))?\s*", command)
         if leaving:
             return int(leaving[1] or status) & 0xFF
         status = run_one(environment, command, interrupts)
+        if interrupts.terminated:
+            return interrupts.exit_code
     return status
 
 
@@ -70,7 +78,7 @@ def run_one(environment: Environment, command: str, interrupts: Interrupts) -> i
         interrupts.watch(None)
 
 
-def commands(prompt: Callable[[], str], *, terminal: bool) -> Iterator[str]:
+def commands(prompt: Callable[[], str], interrupts: Interrupts, *, terminal: bool) -> Iterator[str]:
     """Complete commands, each of one or more lines."""
     pending = ""
     while True:
@@ -84,7 +92,7 @@ def commands(prompt: Callable[[], str], *, terminal: bool) -> Iterator[str]:
             return
         except KeyboardInterrupt:
             # At the prompt it throws away what was typed, as in any shell.
-            if not terminal:
+            if interrupts.terminated or not terminal:
                 raise
             print(file=sys.stderr)
             pending = ""

@@ -44,12 +44,19 @@ class AgentExec:
         self._inputs = {channel: _InputQueue() for channel in inputs}
         self._taken: dict[int, int] = {}
 
-    def give(self, *inputs: Input, limit: tuple[float, float] | None = None, before: bytes = b"") -> None:
-        """Hand over input and, in the same write, the START frame and a time limit (seconds, grace)."""
+    def give(
+        self,
+        *inputs: Input,
+        limit: tuple[float, float] | None = None,
+        before: bytes = b"",
+        after: bytes = b"",
+    ) -> None:
+        """Hand over input and, in the same write, a time limit (seconds, grace) and START frames."""
         with self._lock:
             frames = [before, *(frame for piece in inputs for frame in self._queue(piece))]
             if limit is not None:
                 frames.append(wire.timer_frame(self.id, _milliseconds(limit[0]), _milliseconds(limit[1])))
+            frames.append(after)
             self._sandbox.send(b"".join(frames))
 
     def _when_drained(self, channel: int, callback: Callable[[], object]) -> None:
@@ -145,6 +152,16 @@ class AgentExec:
         self._abandon(list(self._inputs))
 
 
+class EncodedStart:
+    """A START that is encoded once and sent many times."""
+
+    __slots__ = ("inputs", "payload")
+
+    def __init__(self, start: Start) -> None:
+        self.payload = wire.start_payload(start)
+        self.inputs = [fd.number for fd in start.fds if fd.kind is FdKind.INPUT]
+
+
 class _InputQueue:
     __slots__ = ("closed", "closing", "credit", "drained", "pending")
 
@@ -211,11 +228,11 @@ class AgentSandbox:
         """Why it is gone; empty while it is there."""
         return self._lost_reason
 
-    def prepare(self, start: Start, sink: Sink) -> tuple[AgentExec, bytes]:
+    def prepare(self, start: EncodedStart, sink: Sink) -> tuple[AgentExec, bytes]:
         """An exec and the frame that starts it, for a caller that sends it along with others."""
         exec_id = next(self._ids)
-        frame = wire.start_frame(exec_id, start)
-        process = AgentExec(self, exec_id, sink, [fd.number for fd in start.fds if fd.kind is FdKind.INPUT])
+        frame = wire.frame(Ask.START, exec_id, payload=start.payload)
+        process = AgentExec(self, exec_id, sink, start.inputs)
         self._execs[exec_id] = process
         if self._lost_reason:
             self._execs.pop(exec_id, None)
@@ -241,7 +258,7 @@ class AgentSandbox:
             inherit_env=env is None,
         )
         process = AgentProcess(self)
-        process.exec, frame = self.prepare(start, process)
+        process.exec, frame = self.prepare(EncodedStart(start), process)
         self.send(frame)
         return process
 

@@ -92,7 +92,7 @@ class Command:
         self._lock = threading.Lock()
         self._when_done: list[Callable[[], None]] = []
         self._news = asyncio.Event()
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace") if streaming else None
 
     @property
     def running(self) -> bool:
@@ -172,6 +172,7 @@ class Command:
         data = b""
         while (chunk := self._next_chunk()) is not None:
             data += chunk.data
+        assert self._decoder is not None
         return self._decoder.decode(data, final=not self.running)
 
     def _next_chunk(self) -> Chunk | None:

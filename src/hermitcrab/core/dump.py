@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
 from hermitcrab.core.script import DUMP_BEGIN, DUMP_END, NO_DIRECTORY, PRIVATE, SHIM_MARK
@@ -153,12 +154,12 @@ def parse(
     umask, _, cwd = place_line.partition(b"\n")
     if not cwd.startswith(b"/") or not cwd.endswith(b"\n"):
         raise DamagedDump(f"the directory is {cwd[:80]!r}")
-    lines = [line for line in declared.split(b"\n") if not line.startswith(_VOLATILE)]
+    lines = declared.split(b"\n")
     function_text = names + b"\0" + functions
     base = previous.state if previous else None
     inside = bool(in_function)
 
-    if previous and base and lines == previous.declarations and not inside and not posix:
+    if previous and base and not inside and not posix and _same_but_volatile(lines, previous.declarations):
         variables = base.variables
     else:
         variables = _variables(declared, posix, base, inside=inside, ignore=ignore)
@@ -181,6 +182,12 @@ def parse(
     if base is not None and state == base:
         state = base
     return Parsed(state, lines, function_text, aliases, "verbose" in option_names)
+
+
+def _same_but_volatile(lines: list[bytes], before: list[bytes]) -> bool:
+    return len(lines) == len(before) and all(
+        line.startswith(_VOLATILE) for line, old in zip(lines, before, strict=True) if line != old
+    )
 
 
 def _variables(
@@ -291,6 +298,7 @@ def _aliases(section: bytes) -> Mapping[str, str]:
     return MappingProxyType(dict(_elements(match[3]) if match[3] else ()))
 
 
+@lru_cache(maxsize=64)
 def _words(section: bytes) -> frozenset[str]:
     return frozenset(
         word for word in section.decode(errors="replace").split(":") if re.fullmatch("[a-z0-9_-]+", word)

@@ -133,11 +133,14 @@ def bootstrap(restore: bytes) -> bytes:
         + (b"{ " + restore + b"} 2>/dev/null; " if restore else b"")
         + _RECEIVE
         + b"\\exec 7<&-; \\builtin trap "
-        + quote(_EXIT_TRAP)
+        + _QUOTED_EXIT_TRAP
         + b' EXIT; \\builtin eval "$__hc_n"; '
-        + f'{_NOTE}; {_DUMP}; __hc_g=1; \\builtin exit "$__hc_s"\n'.encode()
+        + _LAST_WORDS
     )
 
+
+_QUOTED_EXIT_TRAP = quote(_EXIT_TRAP)
+_LAST_WORDS = f'{_NOTE}; {_DUMP}; __hc_g=1; \\builtin exit "$__hc_s"\n'.encode()
 
 _RECEIVE = b'\\builtin read -r -u 7 __hc_n && \\builtin read -r -N "$__hc_n" -u 7 __hc_n || \\builtin exit; '
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hermitcrab.agent import wire
 from hermitcrab.agent.wire import Cause, Exit, Fd, FdKind, Start
 from hermitcrab.core import dump, script
-from hermitcrab.core.agent import AgentExec, AgentSandbox, Input
+from hermitcrab.core.agent import AgentExec, AgentSandbox, EncodedStart, Input
 from hermitcrab.core.capture import default_directory
 from hermitcrab.core.command import (
     Command,
@@ -84,7 +84,11 @@ class Session:
         self._fresh: ShellState
         self._state: ShellState
         self._parsed: Parsed | None = None
-        self._restore: tuple[ShellState, bytes] | None = None
+        self._used = 0.0
+        self._spill_dir = config.spill_dir or default_directory()
+        # What was worked out for the last command mostly serves the next.
+        self._start: tuple[ShellState, bool, EncodedStart, bytes] | None = None
+        self._prepared: tuple[ShellState, str, Mapping[str, str], bool, bytes] | None = None
         self._traps: tuple[object, bool] = (None, False)
 
     async def open(self, state: ShellState | None = None, *, keep_code: bool = False) -> None:
@@ -99,7 +103,9 @@ class Session:
             result = await self.begin("", cwd=self._config.cwd).wait()
             if result.outcome is Outcome.NOT_RUN:
                 raise ConfigError(f"cwd: cannot enter {self._config.cwd!r} in the sandbox")
-        self._start_warm(self._state, separate=False)
+        if self._warm is None:
+            self.sandbox.send(self._make_warm(self._state, separate=False))
+        self._watch_idleness()
 
     @property
     def state(self) -> ShellState:
@@ -124,12 +130,7 @@ class Session:
         if limit is None and not background:
             limit = self._config.timeout
         injected = self._inject()
-        limits = Limits(
-            limit,
-            self._config.kill_grace,
-            self._config.output_limit,
-            self._config.spill_dir or default_directory(),
-        )
+        limits = Limits(limit, self._config.kill_grace, self._config.output_limit, self._spill_dir)
         with self._lock:
             self._check_open()
             state = self._state
@@ -148,21 +149,16 @@ class Session:
             running.exec = shell.exec
             shell.exec.sink = running
             self._running[running.id] = running
-        preparation = script.prepare(
-            state,
-            self._fresh,
-            directory=running.directory,
-            injected=injected,
-            traps="trap" in text or self._functions_speak_of_traps(state),
-        )
+            next_started = self._make_warm(state, separate)
+        traps = "trap" in text or self._functions_speak_of_traps(state)
+        preparation = self._preparation(state, running.directory, injected, traps)
         shell.exec.give(
             Input(script.CONTROL_FD, script.message(script.tail(changed, preparation, text)), last=True),
             Input(script.STDIN_FD, stdin, last=not keep_stdin),
             limit=None if limit is None else (limit, self._config.kill_grace),
             before=started,
+            after=next_started,
         )
-        if self._config.warm_seconds:
-            self._start_warm(state, separate)
         return running
 
     def interrupt(self) -> int:
@@ -187,7 +183,7 @@ class Session:
         """Take over the state that a command left, merged with what others did meanwhile."""
         with self._lock:
             self._running.pop(command.id, None)
-            self._set_idle_timer()
+            self._watch_idleness()
             try:
                 parsed = self._parse(data)
             except NoDirectory as missing:
@@ -239,62 +235,72 @@ class Session:
         shell, frame = self._make_shell(state, separate)
         return shell, frame, b""
 
-    def _start_warm(self, state: ShellState, separate: bool) -> None:
-        shell, frame = self._make_shell(state, separate)
-        with self._lock:
-            unwanted, self._warm = self._warm, shell
-            if self._closed:
-                return
-        self.sandbox.send(frame)
-        if unwanted is not None:
-            unwanted.exec.kill(0)
+    def _make_warm(self, state: ShellState, separate: bool) -> bytes:
+        """Have a shell for the next command, and return the frame that starts it."""
+        if not self._config.warm_seconds:
+            return b""
+        self._warm, frame = self._make_shell(state, separate)
+        return frame
 
     def _make_shell(self, state: ShellState, separate: bool) -> tuple[Shell, bytes]:
-        restore = self._restoring(state)
-        late = len(restore) > _LARGEST_BOOTSTRAP
+        start, first_message = self._encoded_start(state, separate)
         shell = Shell(state, separate)
-        shell.exec, frame = self.sandbox.prepare(
-            self._start(script.bootstrap(script.RECEIVE_AND_RESTORE if late else restore), separate), shell
-        )
-        if late:
-            # Frames of one exec must follow its START.
-            self.sandbox.send(frame)
-            shell.exec.give(Input(script.CONTROL_FD, script.message(restore)))
+        shell.exec, frame = self.sandbox.prepare(start, shell)
+        if first_message:
+            shell.exec.give(Input(script.CONTROL_FD, first_message), before=frame)
             frame = b""
         return shell, frame
 
-    def _restoring(self, state: ShellState) -> bytes:
-        cached = self._restore
-        if cached is None or cached[0] is not state:
-            text = script.changes(self._fresh, state)
-            assert text is not None, "a fresh shell has nothing of its own that is readonly"
-            self._restore = cached = (state, text)
-        return cached[1]
+    def _encoded_start(self, state: ShellState, separate: bool) -> tuple[EncodedStart, bytes]:
+        """How to start a shell in that state, and what to send it first when that is too large."""
+        known = self._start
+        if known is None or known[0] is not state or known[1] is not separate:
+            restore = script.changes(self._fresh, state)
+            assert restore is not None, "a fresh shell has nothing of its own that is readonly"
+            late = len(restore) > _LARGEST_BOOTSTRAP
+            bootstrap = script.bootstrap(script.RECEIVE_AND_RESTORE if late else restore)
+            start = Start(
+                argv=[b"bash"],
+                program=script.encode(self._config.shell),
+                fds=[
+                    Fd(STDIN, FdKind.CONTENT, bootstrap),
+                    Fd(STDOUT, FdKind.OUTPUT),
+                    Fd(STDERR, FdKind.OUTPUT) if separate else Fd.same_as(STDERR, STDOUT),
+                    Fd(script.CONTROL_FD, FdKind.INPUT),
+                    Fd(script.STDIN_FD, FdKind.INPUT),
+                    Fd(script.STATE_FD, FdKind.OUTPUT),
+                ],
+            )
+            known = (state, separate, EncodedStart(start), script.message(restore) if late else b"")
+            self._start = known
+        return known[2:]
 
-    def _start(self, bootstrap: bytes, separate: bool) -> Start:
-        return Start(
-            argv=[b"bash"],
-            program=script.encode(self._config.shell),
-            fds=[
-                Fd(STDIN, FdKind.CONTENT, bootstrap),
-                Fd(STDOUT, FdKind.OUTPUT),
-                Fd(STDERR, FdKind.OUTPUT) if separate else Fd.same_as(STDERR, STDOUT),
-                Fd(script.CONTROL_FD, FdKind.INPUT),
-                Fd(script.STDIN_FD, FdKind.INPUT),
-                Fd(script.STATE_FD, FdKind.OUTPUT),
-            ],
-        )
+    def _preparation(
+        self, state: ShellState, directory: str, injected: Mapping[str, str], traps: bool
+    ) -> bytes:
+        known = self._prepared
+        if known is None or known[0] is not state or known[1:4] != (directory, injected, traps):
+            text = script.prepare(state, self._fresh, directory=directory, injected=injected, traps=traps)
+            self._prepared = known = (state, directory, injected, traps, text)
+        return known[4]
 
-    def _set_idle_timer(self) -> None:
+    def _watch_idleness(self) -> None:
         """A shell kept ready costs a process; let it go when nothing happens."""
-        if self._idle is not None:
-            self._idle.cancel()
-        if not self._closed:
+        self._used = self.sandbox.loop.time()
+        if self._idle is None and not self._closed:
             self._idle = self.sandbox.loop.call_later(self._config.warm_seconds, self._let_go)
 
     def _let_go(self) -> None:
         with self._lock:
+            self._idle = None
+            rest = self._used + self._config.warm_seconds - self.sandbox.loop.time()
+            if self._running or self._closed:
+                return  # the next end of a command begins the wait anew
+            if rest > 0:
+                self._idle = self.sandbox.loop.call_later(rest, self._let_go)
+                return
             warm, self._warm = self._warm, None
+            self._start = self._prepared = self._parsed = None
         if warm is not None:
             warm.exec.kill(0)
 
@@ -333,7 +339,7 @@ class Session:
             ],
             inherit_env=inherit,
         )
-        process, frame = self.sandbox.prepare(start, last_words)
+        process, frame = self.sandbox.prepare(EncodedStart(start), last_words)
         process.give(limit=(self._config.login_timeout, self._config.kill_grace), before=frame)
         await last_words.over
         return last_words

@@ -1,0 +1,90 @@
+"""What the benchmark finds out: rows, and the report that holds them. Values only; they travel as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hermitcrab.bench.stats import Summary, ratio
+
+US = "hermitcrab"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A promise of the project, and whether this run kept it."""
+
+    text: str
+    met: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One thing measured for one contender, beside the raw lower bound of the same run."""
+
+    name: str
+    title: str
+    unit: str
+    who: str = US
+    """`hermitcrab`, or a peer and its version."""
+    ours: Summary | None = None
+    """What was measured of `who`; None when it could not be, for `reason`."""
+    raw: Summary | None = None
+    raw_title: str = ""
+    higher_is_better: bool = False
+    goals: tuple[Goal, ...] = ()
+    details: Mapping[str, float] = field(default_factory=dict)
+    """What else was seen meanwhile; the unit is in the name."""
+    reason: str = ""
+    """Why there is no figure."""
+    failed: bool = False
+    """Ours, and there should have been one."""
+
+    @property
+    def ratio(self) -> float | None:
+        return ratio(self.ours, self.raw)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """One run of the benchmark."""
+
+    version: str
+    when: str
+    scale: float
+    """1 for a full run."""
+    machine: Mapping[str, str]
+    rows: tuple[Row, ...]
+
+
+def at_most(row_ratio: float | None, limit: float) -> Goal:
+    return Goal(f"at most {limit:g}x", row_ratio is not None and row_ratio <= limit)
+
+
+def share_at_least(row_ratio: float | None, limit: float) -> Goal:
+    return Goal(f"at least {limit:.0%}", row_ratio is not None and row_ratio >= limit)
+
+
+def below(value: float, limit: float, what: str) -> Goal:
+    return Goal(f"{what} below {limit:g}", value < limit)
+
+
+def row_to_json(row: Row) -> dict[str, Any]:
+    return {**asdict(row), "ratio": row.ratio}
+
+
+def row_from_json(data: Mapping[str, Any]) -> Row:
+    values = {key: value for key, value in data.items() if key != "ratio"}
+    for key in ("ours", "raw"):
+        values[key] = Summary(**values[key]) if values.get(key) else None
+    values["goals"] = tuple(Goal(**goal) for goal in values.get("goals", ()))
+    return Row(**values)
+
+
+def report_to_json(report: Report) -> dict[str, Any]:
+    return {**asdict(report), "rows": [row_to_json(row) for row in report.rows]}
+
+
+def report_from_json(data: Mapping[str, Any]) -> Report:
+    return Report(**{**data, "rows": tuple(map(row_from_json, data["rows"]))})

@@ -1,0 +1,41 @@
+"""The cases themselves, by the part of the command path that they are about."""
+
+from hermitcrab.testing.cases import (
+    background,
+    concurrency,
+    directories,
+    disguise,
+    endings,
+    given,
+    kills,
+    limits,
+    locals,
+    loss,
+    options,
+    output,
+    redefined,
+    results,
+    saved,
+    state,
+    streaming,
+)
+
+__all__ = [
+    "background",
+    "concurrency",
+    "directories",
+    "disguise",
+    "endings",
+    "given",
+    "kills",
+    "limits",
+    "locals",
+    "loss",
+    "options",
+    "output",
+    "redefined",
+    "results",
+    "saved",
+    "state",
+    "streaming",
+]
