@@ -247,7 +247,7 @@ def test_run_true_starts_within_its_budget(tmp_path: Path, monkeypatch: pytest.M
         crab("run", "-q", "true")
         return time.perf_counter() - before
 
-    took = []
+    took: list[float] = []
     while len(took) < ATTEMPTS and min(took, default=RUN_TRUE_LIMIT) >= RUN_TRUE_LIMIT:
         took.append(once())
     if min(took) >= RUN_TRUE_LIMIT and os.getloadavg()[0] > (os.cpu_count() or 1):

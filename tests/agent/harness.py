@@ -69,7 +69,9 @@ class AgentClient:
         else:
             ours, theirs = socket.socketpair()
             with theirs:
-                self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, env=env)
+                self.process = subprocess.Popen(
+                    command, stdin=theirs.fileno(), stdout=theirs.fileno(), env=env
+                )
             self.read_fd = ours.detach()
             self._write_fd = os.dup(self.read_fd)
         os.set_blocking(self.read_fd, False)

@@ -361,7 +361,7 @@ class TestCredit:
         agent.send(wire.frame(Ask.CLOSE, exec_id, 0))
         outcome = agent.wait_exit(exec_id)
         assert outcome[1] == b"3000000\n"
-        assert len([f for f in outcome.frames if f.type == Tell.CREDIT]) < 100
+        assert len([f for f in outcome.frames if f.type == Tell.CREDIT]) < 350
 
 
 class TestBackground:

@@ -21,9 +21,8 @@ class TinyConfig:
 
 
 async def start(config: TinyConfig) -> AgentSandbox:
-    agent = host_agent()
-    argv = ["nice", "-n", str(config.niceness), *agent.argv]
-    return await AgentSandbox.start("tiny", ClientProgram(argv=argv, env={**os.environ, **agent.env}))
+    argv = ["nice", "-n", str(config.niceness), *host_agent().argv]
+    return await AgentSandbox.start("tiny", ClientProgram(argv=argv, env=os.environ))
 
 
 def check() -> Health:

@@ -313,50 +313,71 @@ def parse_exit(payload: bytes) -> Exit:
     )
 
 
+_STREAMED = frozenset({Ask.DATA.value, Tell.DATA.value})
+
+
 class Decoder:
-    """Bytes, in whatever pieces they come, to frames."""
+    """Bytes, in whatever pieces they come, to frames.
+
+    A DATA frame is handed on in the pieces in which it comes: it is part of a stream anyway, and a large
+    output is then neither collected nor copied here.
+    """
 
     def __init__(self, *, skip_noise: bool) -> None:
-        self._buffer = bytearray()
+        self._rest = b""
         self._skip_noise = skip_noise
         self._greeted = False
+        self._open = (0, 0, 0)
+        self._open_left = 0
 
     def feed(self, data: bytes) -> list[Frame]:
-        buffer = self._buffer
-        buffer += data
-        if not self._greeted and not self._take_preamble():
-            return []
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        at = 0
+        if not self._greeted:
+            at = self._preamble_end(data)
+            if at < 0:
+                self._rest = data
+                return []
+            self._greeted = True
         frames: list[Frame] = []
-        at, end = 0, len(buffer)
-        while end - at >= _HEADER.size:
-            length, type_, channel, reserved, exec_id = _HEADER.unpack_from(buffer, at)
+        end = len(data)
+        while at < end:
+            if self._open_left:
+                piece = data[at : at + self._open_left]
+                frames.append(Frame(*self._open, piece))
+                self._open_left -= len(piece)
+                at += len(piece)
+                continue
+            if end - at < _HEADER.size:
+                break
+            length, type_, channel, reserved, exec_id = _HEADER.unpack_from(data, at)
             if length > MAX_PAYLOAD or reserved:
                 raise ProtocolError(f"malformed frame: type {type_}, {length} bytes")
-            if end - at < _HEADER.size + length:
+            begin = at + _HEADER.size
+            if type_ in _STREAMED and length:
+                self._open, self._open_left = (type_, channel, exec_id), length
+                at = begin
+                continue
+            if end - begin < length:
                 break
-            at += _HEADER.size
-            frames.append(Frame(type_, channel, exec_id, bytes(buffer[at : at + length])))
-            at += length
-        if at:
-            del buffer[:at]
+            frames.append(Frame(type_, channel, exec_id, data[begin : begin + length]))
+            at = begin + length
+        self._rest = data[at:]
         return frames
 
-    def _take_preamble(self) -> bool:
-        buffer = self._buffer
-        at = buffer.find(MAGIC) if self._skip_noise else 0
+    def _preamble_end(self, data: bytes) -> int:
+        """Where the frames begin; -1 when the preamble is not complete yet."""
+        at = data.find(MAGIC) if self._skip_noise else 0
         if at < 0:
-            if len(buffer) > MAX_NOISE:
-                raise ProtocolError(f"no agent answers; what does begins with {bytes(buffer[:200])!r}")
-            return False
-        if len(buffer) - at < len(PREAMBLE):
-            if not self._skip_noise and not PREAMBLE.startswith(bytes(buffer)):
-                raise ProtocolError("the stream does not begin with the preamble")
-            return False
-        if bytes(buffer[at : at + len(MAGIC)]) != MAGIC:
+            if len(data) > MAX_NOISE:
+                raise ProtocolError(f"no agent answers; what does begins with {data[:200]!r}")
+            return -1
+        if not self._skip_noise and not data.startswith(MAGIC[: len(data)]):
             raise ProtocolError("the stream does not begin with the preamble")
-        (version,) = struct.unpack_from("<H", buffer, at + len(MAGIC))
+        if len(data) - at < len(PREAMBLE):
+            return -1
+        (version,) = struct.unpack_from("<H", data, at + len(MAGIC))
         if version != VERSION:
             raise ProtocolError(f"the other side speaks version {version}, this one {VERSION}")
-        del buffer[: at + len(PREAMBLE)]
-        self._greeted = True
-        return True
+        return at + len(PREAMBLE)

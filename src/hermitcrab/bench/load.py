@@ -142,8 +142,8 @@ def crowd(scale: float) -> list[dict[str, Any]]:
 def idle(scale: float) -> list[dict[str, Any]]:
     """500 open sessions that nobody uses.
 
-    Ours and raw in two fresh processes: memory is never quite given back. With an empty home directory: what the
-    user's profile takes is in the `start` row, and would be nearly all of it here.
+    Ours and raw in two fresh processes: memory is never quite given back. With an empty home directory:
+    what the user's profile takes is in the `start` row, and would be nearly all of it here.
     """
     count = scaled(_IDLE, min(scale, 2.0), at_least=3)
     names = {

@@ -48,7 +48,7 @@ def as_markdown(report: Report) -> str:
 
 
 HOW_TO_READ = (
-    "raw is the lower bound, measured in the same run, in turns. `of raw` is x times as long (less is better)\n"
+    "raw is the lower bound, measured in the same run, in turns. `of raw`: x times as long (less is better)\n"
     "or % of the rate (more is better). For rates p95 is the bad end too. docs/performance.md says more."
 )
 

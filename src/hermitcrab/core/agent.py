@@ -21,6 +21,22 @@ RELEASE_PATIENCE = 5.0
 _CREDIT_STEP = wire.OUTPUT_CREDIT // 4
 
 
+class _Nobody:
+    """Hears what is said after the end."""
+
+    def received(self, channel: int, data: bytes) -> None:
+        pass
+
+    def ended(self, exit_: Exit) -> None:
+        pass
+
+    def lost(self, reason: str) -> None:
+        pass
+
+
+_NOBODY = _Nobody()
+
+
 class Input:
     """Bytes for one channel of an exec; `last` closes it afterwards."""
 
@@ -147,9 +163,12 @@ class AgentExec:
             self._taken[channel] = 0
             self._sandbox.send(wire.credit(Ask.CREDIT, self.id, channel, taken))
 
-    def _finish(self) -> None:
+    def _finish(self) -> Sink:
+        """Its last delivery goes to the sink that is returned; the exec lets go of it, and of its memory."""
         self.ended = True
         self._abandon(list(self._inputs))
+        sink, self.sink = self.sink, _NOBODY
+        return sink
 
 
 class EncodedStart:
@@ -290,8 +309,7 @@ class AgentSandbox:
             case Tell.DATA if process:
                 process._received(frame.channel, frame.payload)
             case Tell.EXIT if process:
-                process._finish()
-                process.sink.ended(wire.parse_exit(frame.payload))
+                process._finish().ended(wire.parse_exit(frame.payload))
             case Tell.GONE:
                 self._execs.pop(frame.exec_id, None)
             case Tell.CREDIT if process:
@@ -316,8 +334,7 @@ class AgentSandbox:
             self._greeted.set_exception(SandboxStartError(message, backend=self.backend))
         for process in list(self._execs.values()):
             if not process.ended:
-                process._finish()
-                process.sink.lost(self._lost_reason)
+                process._finish().lost(self._lost_reason)
         self._execs.clear()
 
 

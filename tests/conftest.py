@@ -1,0 +1,34 @@
+"""What every test gets: a home of its own, a quiet machine around it, and readable assertions of the contract suite."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("hermitcrab.testing")
+
+REQUIRE = "HERMITCRAB_REQUIRE"
+
+
+def required() -> set[str]:
+    """The backends whose absence is a failure: `HERMITCRAB_REQUIRE=local,bubblewrap`."""
+    return {name.strip() for name in os.environ.get(REQUIRE, "").split(",") if name.strip()}
+
+
+@pytest.fixture
+def quiet_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty home, an empty working directory, no configuration of whoever runs the tests."""
+    home = tmp_path / "home"
+    work = tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+    for name in list(os.environ):
+        if name.startswith(("HERMITCRAB_", "XDG_")) and name != REQUIRE:
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("TMPDIR", str(work))
+    monkeypatch.chdir(work)
+    yield home
