@@ -27,7 +27,7 @@ class AsyncRunningCommand:
 
     @property
     def command(self) -> str:
-        return self._command.text
+        return self._command.request.text
 
     @property
     def running(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import tempfile
 import time
@@ -22,16 +23,26 @@ class Capture:
         self._file: int | None = None
         self.path: Path | None = None
         self.size = 0
+        self.lost = 0
+        """Bytes that could be kept neither in memory nor in a file; `why_lost` says why."""
+        self.why_lost = ""
 
     def add(self, data: bytes) -> None:
+        if self.lost:
+            self.lost += len(data)
+            return
         self.size += len(data)
-        if self._file is None:
-            if self.size <= self._limit:
-                self._head += data
-                return
+        if self._file is None and self.size <= self._limit:
+            self._head += data
+            return
+        try:
             self.spill()
-        assert self._file is not None
-        _write_all(self._file, data)
+            assert self._file is not None
+            _write_all(self._file, data)
+        except OSError as error:
+            # A full disk must not end the session, nor be taken for the end of the output.
+            self.size -= len(data)
+            self.lost, self.why_lost = len(data), str(error)
 
     def spill(self) -> Path:
         """Have everything in a file from now on, and only the head in memory."""
@@ -53,14 +64,28 @@ class Capture:
 
     @property
     def truncated(self) -> bool:
-        return self.size > self._limit
+        return self.size > self._limit or self.lost > 0
 
-    def parts(self) -> tuple[bytes, bytes]:
-        """All of it and nothing; or the head and the tail when it is too long to keep."""
-        if not self.truncated:
-            return self.read(0, self.size), b""
-        half = self._limit // 2
-        return bytes(self._head), self.read(self.size - half, half)
+    def text(self) -> str:
+        """What a person or a model reads of it, with a note where something is left out."""
+        if self.size <= self._limit:
+            head, tail = self.read(0, self.size), b""
+        else:
+            half = self._limit // 2
+            head, tail = bytes(self._head), self.read(self.size - half, half)
+        if is_binary(head):
+            return self._announcement()
+        text = readable(head, tail, self.size - len(head) - len(tail), self.path)
+        if self.lost:
+            text += f"\n[... {self.lost} more bytes could not be saved: {self.why_lost} ...]\n"
+        return text
+
+    def _announcement(self) -> str:
+        try:
+            where = f"saved in {self.spill()}"
+        except OSError as error:
+            where = f"which could not be saved: {error}"
+        return f"[Binary output: {self.size} bytes, {where}]\n"
 
     def remove_last(self, mark: bytes) -> None:
         """Take out the last occurrence of a text that is ours, not the command's."""
@@ -90,12 +115,12 @@ def is_binary(head: bytes) -> bool:
     return b"\0" in head[:8192]
 
 
-def text_of(head: bytes, tail: bytes, omitted: int, path: Path | None) -> str:
-    """What a person or a model reads of an output, with a note in the middle when something was left out."""
+def readable(head: bytes, tail: bytes, omitted: int, path: Path | None) -> str:
+    """Text of both, with a note in between when something was left out."""
     if not omitted:
         return (head + tail).decode(errors="replace")
     # Cut at whole characters: a stray half one is the cut's fault, not the program's.
-    start = head.decode(errors="ignore")
+    start = codecs.getincrementaldecoder("utf-8")(errors="replace").decode(head)
     end = _from_character_start(tail).decode(errors="replace")
     if not start.endswith("\n"):
         start += "\n"

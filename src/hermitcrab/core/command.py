@@ -8,13 +8,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from hermitcrab.agent.wire import Cause, Exit
 from hermitcrab.core.agent import AgentExec, Input
-from hermitcrab.core.capture import Capture, is_binary, text_of
+from hermitcrab.core.capture import Capture
 from hermitcrab.core.protocols import STDERR, STDOUT, Chunk
 from hermitcrab.core.script import STATE_FD, STDIN_FD, VERBOSE_ECHOES
 from hermitcrab.core.state import ShellState
@@ -27,6 +27,7 @@ _LONGEST_DUMP = 64 << 20
 _READ_AHEAD = 4 << 20
 _PIECE = 1 << 16
 _SLACK = 5.0
+_MOST_RELAUNCHES = 5
 
 
 class Limits(NamedTuple):
@@ -38,9 +39,21 @@ class Limits(NamedTuple):
     spill_dir: Path
 
 
+class Request(NamedTuple):
+    """What was asked for, kept until the command has begun."""
+
+    text: str
+    directory: str
+    stdin: bytes
+    keep_stdin: bool
+    separate: bool
+    injected: Mapping[str, str]
+
+
 class Keeper(Protocol):
     """The session, as a command knows it."""
 
+    def launch(self, command: Command) -> None: ...
     def finished(self, command: Command, dump: bytes) -> FinishedState: ...
 
 
@@ -61,34 +74,31 @@ class Command:
     def __init__(
         self,
         number: int,
-        text: str,
+        request: Request,
         base: ShellState,
-        directory: str,
         keeper: Keeper,
         limits: Limits,
         *,
-        separate: bool,
         background: bool,
         streaming: bool,
     ) -> None:
         self.id = number
-        self.text = text
+        self.request = request
         self.base = base
-        self.directory = directory
         self.background = background
-        self.separate = separate
+        self.limits = limits
         self.result: Result | None = None
         self.error: Exception | None = None
         self.started = time.monotonic()
         self._keeper = keeper
-        self._limits = limits
         self._streaming = streaming
         self._asked: Outcome | None = None
         self._output = Capture(limits.output_limit, limits.spill_dir)
-        self._errors = Capture(limits.output_limit, limits.spill_dir) if separate else None
+        self._errors = Capture(limits.output_limit, limits.spill_dir) if request.separate else None
         self._unread: deque[list[int]] = deque()
         self._read = {STDOUT: 0, STDERR: 0}
         self._state = bytearray()
+        self._relaunches = 0
         self._lock = threading.Lock()
         self._when_done: list[Callable[[], None]] = []
         self._news = asyncio.Event()
@@ -102,7 +112,7 @@ class Command:
         """TERM, then KILL, to all that it started; it then answers with `outcome`."""
         if self.running:
             self._asked = self._asked or outcome
-            self.exec.kill(self._limits.kill_grace if grace is None else grace)
+            self.exec.kill(self.limits.kill_grace if grace is None else grace)
 
     def signal(self, number: int) -> None:
         if self.running:
@@ -125,7 +135,7 @@ class Command:
             done.acquire()
         except BaseException:
             self.end(Outcome.INTERRUPTED)
-            done.acquire(timeout=self._limits.kill_grace + _SLACK)
+            done.acquire(timeout=self.limits.kill_grace + _SLACK)
             raise
         return self._answer()
 
@@ -146,6 +156,7 @@ class Command:
     async def write(self, data: bytes) -> None:
         if not self.running:
             raise BrokenPipeError("the command has ended")
+        self._relaunches = _MOST_RELAUNCHES  # what was written once cannot be written again
         self.exec.give(Input(STDIN_FD, data))
         await self.exec.drained(STDIN_FD)
 
@@ -208,15 +219,23 @@ class Command:
             self._news.set()
 
     def ended(self, exit_: Exit) -> None:
+        if not self._state and self._died_before_it_began(exit_):
+            self._relaunches += 1
+            self._keeper.launch(self)
+            return
         finished = self._keeper.finished(self, bytes(self._state))
         if finished.verbose:
             for echo in VERBOSE_ECHOES:
                 (self._errors or self._output).remove_last(echo)
         self._finish(self._make_result(exit_, finished), None)
 
+    def _died_before_it_began(self, exit_: Exit) -> bool:
+        """A waiting shell can be killed by another command: nothing was run then, so nothing is run twice."""
+        return exit_.cause is Cause.ENDED and exit_.code < 0 and self._relaunches < _MOST_RELAUNCHES
+
     def lost(self, reason: str) -> None:
         self._keeper.finished(self, b"")
-        partial = _readable(self._output) + (_readable(self._errors) if self._errors else "")
+        partial = self._output.text() + (self._errors.text() if self._errors else "")
         self._finish(None, SandboxLost(f"the sandbox is gone: {reason}", partial_output=partial))
 
     def _answer(self) -> Result:
@@ -238,13 +257,13 @@ class Command:
 
     def _make_result(self, exit_: Exit, finished: FinishedState) -> Result:
         outcome, code = self._outcome(exit_, finished)
-        note = finished.not_run or self._note(outcome)
+        note = finished.not_run or self._note(outcome, exit_)
         if exit_.survivors:
             note = "\n".join(
                 filter(None, (note, "[Some of its processes could not be ended: no permission]"))
             )
-        output = _readable(self._output)
-        stdout, stderr = (output, _readable(self._errors)) if self._errors else (None, None)
+        output = self._output.text()
+        stdout, stderr = (output, self._errors.text()) if self._errors else (None, None)
         if stderr is None:
             output = _with_line(output, note)
         else:
@@ -260,11 +279,11 @@ class Command:
             stdout=stdout,
             stderr=stderr,
             usage=Usage(exit_.user_seconds, exit_.system_seconds, exit_.peak_memory_kib * 1024),
-            command=self.text,
+            command=self.request.text,
         )
 
     def _outcome(self, exit_: Exit, finished: FinishedState) -> tuple[Outcome, int]:
-        if finished.not_run:
+        if finished.not_run or exit_.cause is Cause.NOT_STARTED:
             return Outcome.NOT_RUN, exit_.code
         if exit_.cause is Cause.TIMER:
             return Outcome.TIMED_OUT, TIMED_OUT
@@ -272,20 +291,15 @@ class Command:
             return Outcome.INTERRUPTED, INTERRUPTED
         return Outcome.COMPLETED, exit_.code if exit_.code >= 0 else 128 - exit_.code
 
-    def _note(self, outcome: Outcome) -> str:
+    def _note(self, outcome: Outcome, exit_: Exit) -> str:
         match outcome:
+            case Outcome.NOT_RUN:
+                return f"[The shell could not be started: {exit_.reason}. The command was not run.]"
             case Outcome.TIMED_OUT:
-                return f"[Command timed out after {self._limits.timeout:g}s]"
+                return f"[Command timed out after {self.limits.timeout:g}s]"
             case Outcome.INTERRUPTED:
                 return "[Command interrupted]"
         return ""
-
-
-def _readable(capture: Capture) -> str:
-    head, tail = capture.parts()
-    if is_binary(head):
-        return f"[Binary output: {capture.size} bytes, saved in {capture.spill()}]\n"
-    return text_of(head, tail, capture.size - len(head) - len(tail), capture.path)
 
 
 def _with_line(text: str, line: str) -> str:

@@ -154,10 +154,13 @@ def message(text: bytes) -> bytes:
 
 
 def tail(changes: bytes, preparation: bytes, command: str) -> bytes:
-    """From the state that the shell was started with to the end of the command."""
+    """From the state that the shell was started with to the end of the command.
+
+    It first says that it has begun: a shell that dies before that can be replaced.
+    """
     return b"".join(
         (
-            b"\\builtin unset -v __hc_n; ",
+            b"\\builtin unset -v __hc_n; \\builtin printf b >&247; ",
             changes,
             preparation,
             b"\\builtin eval -- ",

@@ -19,6 +19,7 @@ from hermitcrab.core.command import (
     Command,
     FinishedState,
     Limits,
+    Request,
     checked_command,
     checked_stdin,
     checked_timeout,
@@ -88,7 +89,7 @@ class Session:
         self._spill_dir = config.spill_dir or default_directory()
         # What was worked out for the last command mostly serves the next.
         self._start: tuple[ShellState, bool, EncodedStart, bytes] | None = None
-        self._prepared: tuple[ShellState, str, Mapping[str, str], bool, bytes] | None = None
+        self._prepared: tuple[ShellState, tuple[str, Mapping[str, str], bool], bytes] | None = None
         self._traps: tuple[object, bool] = (None, False)
 
     async def open(self, state: ShellState | None = None, *, keep_code: bool = False) -> None:
@@ -113,7 +114,7 @@ class Session:
 
     def begin(
         self,
-        command: str,
+        text: str,
         cwd: str = "",
         *,
         timeout: float | None = None,
@@ -124,42 +125,48 @@ class Session:
         streaming: bool = False,
     ) -> Command:
         """Set a command on its way. Any thread; waits for nothing."""
-        text = checked_command(command)
+        checked_command(text)
         stdin = checked_stdin(stdin_data)
         limit = checked_timeout(timeout)
         if limit is None and not background:
             limit = self._config.timeout
-        injected = self._inject()
         limits = Limits(limit, self._config.kill_grace, self._config.output_limit, self._spill_dir)
         with self._lock:
             self._check_open()
             state = self._state
-            running = Command(
+            request = Request(text, _directory(state, cwd), stdin, keep_stdin, separate, self._inject())
+            command = Command(
                 next(self._numbers),
-                text,
+                request,
                 state,
-                _directory(state, cwd),
                 self,
                 limits,
-                separate=separate,
                 background=background,
                 streaming=streaming or background,
             )
-            shell, started, changed = self._take_shell(state, separate)
-            running.exec = shell.exec
-            shell.exec.sink = running
-            self._running[running.id] = running
-            next_started = self._make_warm(state, separate)
-        traps = "trap" in text or self._functions_speak_of_traps(state)
-        preparation = self._preparation(state, running.directory, injected, traps)
+            self._running[command.id] = command
+        self.launch(command)
+        return command
+
+    def launch(self, command: Command) -> None:
+        """Give the command to a shell, and start the next one."""
+        request, state = command.request, command.base
+        with self._lock:
+            shell, started, changed = self._take_shell(state, request.separate)
+            command.exec = shell.exec
+            shell.exec.sink = command
+            next_started = self._make_warm(state, request.separate)
+            preparation = self._preparation(state, request)
+        limit = command.limits.timeout
         shell.exec.give(
-            Input(script.CONTROL_FD, script.message(script.tail(changed, preparation, text)), last=True),
-            Input(script.STDIN_FD, stdin, last=not keep_stdin),
-            limit=None if limit is None else (limit, self._config.kill_grace),
+            Input(
+                script.CONTROL_FD, script.message(script.tail(changed, preparation, request.text)), last=True
+            ),
+            Input(script.STDIN_FD, request.stdin, last=not request.keep_stdin),
+            limit=None if limit is None else (limit, command.limits.kill_grace),
             before=started,
             after=next_started,
         )
-        return running
 
     def interrupt(self) -> int:
         """End every command that somebody waits for; they answer 130. Returns how many."""
@@ -208,13 +215,13 @@ class Session:
 
     def _without_directory(self, command: Command, nearest: str) -> str:
         """What to say when a directory is missing; when it was the session's own, go on from the nearest."""
-        if command.directory != command.base.cwd:
+        if command.request.directory != command.base.cwd:
             why = "no such directory, or no permission"
-            return f"[Cannot enter {command.directory}: {why}. The command was not run.]"
+            return f"[Cannot enter {command.request.directory}: {why}. The command was not run.]"
         moved = replace(command.base, cwd=nearest, oldpwd=command.base.cwd)
         self._state = merge(command.base, self._state, moved)
         return (
-            f"[The working directory {command.directory} is gone. The command was not run; "
+            f"[The working directory {command.request.directory} is gone. The command was not run; "
             f"the session is now in {nearest}.]"
         )
 
@@ -275,14 +282,16 @@ class Session:
             self._start = known
         return known[2:]
 
-    def _preparation(
-        self, state: ShellState, directory: str, injected: Mapping[str, str], traps: bool
-    ) -> bytes:
+    def _preparation(self, state: ShellState, request: Request) -> bytes:
+        traps = "trap" in request.text or self._functions_speak_of_traps(state)
+        key = (request.directory, request.injected, traps)
         known = self._prepared
-        if known is None or known[0] is not state or known[1:4] != (directory, injected, traps):
-            text = script.prepare(state, self._fresh, directory=directory, injected=injected, traps=traps)
-            self._prepared = known = (state, directory, injected, traps, text)
-        return known[4]
+        if known is None or known[0] is not state or known[1] != key:
+            text = script.prepare(
+                state, self._fresh, directory=request.directory, injected=request.injected, traps=traps
+            )
+            self._prepared = known = (state, key, text)
+        return known[2]
 
     def _watch_idleness(self) -> None:
         """A shell kept ready costs a process; let it go when nothing happens."""
