@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import required
+from tests.conftest import required
 
 import hermitcrab
 from hermitcrab.agent.program import CHOICE

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness import AgentClient
+from tests.agent.harness import AgentClient
 
 from hermitcrab.agent import build
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import (
+from tests.agent.harness import (
     CONTENT,
     ENV,
     INPUT,

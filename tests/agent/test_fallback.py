@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import AgentClient
+from tests.agent.harness import AgentClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

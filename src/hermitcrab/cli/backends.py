@@ -38,7 +38,7 @@ def as_table(found: list[dict[str, Any]]) -> str:
             (
                 each["name"],
                 each["from"],
-                *(_cell(each["traits"], name) for name in TRAITS),
+                *(cell(each["traits"], name) for name in TRAITS),
                 each.get("error", each["summary"]),
             )
             for each in found
@@ -46,7 +46,7 @@ def as_table(found: list[dict[str, Any]]) -> str:
     )
 
 
-def _cell(traits: dict[str, Any] | None, name: str) -> str:
+def cell(traits: dict[str, Any] | None, name: str) -> str:
     if traits is None:
         return "?"
     value = traits[name]

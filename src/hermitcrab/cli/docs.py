@@ -1,17 +1,19 @@
-"""Writes `docs/configuration.md`: `python -m hermitcrab.cli.docs [FILE]`, or `make docs`."""
+"""Writes what is generated: docs/configuration.md and the README's table of backends. `make docs` runs it."""
 
 from __future__ import annotations
 
 import itertools
-import sys
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from hermitcrab.backends.registry import BUILTINS
+from hermitcrab.cli.backends import TRAITS, cell, facts
 from hermitcrab.reference import GENERAL, Known, known_settings
 from hermitcrab.settings import SESSION
 
 PAGE = Path("docs/configuration.md")
+README = Path("README.md")
 # Without plug-ins, so that the page is the same on every machine.
 BUILT_IN = tuple(entry.name for entry in BUILTINS)
 INTRODUCTION = """\
@@ -90,7 +92,27 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def backends_table(names: Iterable[str]) -> str:
+    """What each backend can do, for the README."""
+    found = [facts(name) for name in names]
+    titles = ["backend", *(name.replace("_", " ") for name in TRAITS), ""]
+    rows = [titles, ["---"] * len(titles)]
+    rows += [
+        [f"`{each['name']}`", *(cell(each["traits"], name) for name in TRAITS), each["summary"]] for each in found
+    ]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def filled(text: str, mark: str, content: str) -> str:
+    """`text` with new content between the comments `<!-- mark... -->` and `<!-- /mark -->`."""
+    pattern = re.compile(rf"(<!-- {mark}\b[^>]*-->\n).*?(<!-- /{mark} -->)", re.DOTALL)
+    result, count = pattern.subn(lambda match: f"{match[1]}\n{content}\n{match[2]}", text)
+    if count != 1:
+        raise ValueError(f"expected one section {mark!r}, found {count}")
+    return result
+
+
 if __name__ == "__main__":
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
-    target.write_text(page(BUILT_IN), encoding="utf-8")
-    print(f"wrote {target}")
+    PAGE.write_text(page(BUILT_IN), encoding="utf-8")
+    README.write_text(filled(README.read_text("utf-8"), "backends", backends_table(BUILT_IN)), encoding="utf-8")
+    print(f"wrote {PAGE} and the table in {README}")

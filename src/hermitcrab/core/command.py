@@ -215,7 +215,7 @@ class Command:
             else:
                 self._unread.append([channel, len(data)])
             if not self.background:
-                self.exec.paused = capture.size - self._read[channel] > _READ_AHEAD
+                self.exec.paused = sum(count for _, count in self._unread) > _READ_AHEAD
             self._news.set()
 
     def ended(self, exit_: Exit) -> None:
