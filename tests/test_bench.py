@@ -235,12 +235,17 @@ def test_markdown_goes_between_the_markers() -> None:
     document = f"# Title\n\n{report.BEGIN}\nold figures\n{report.END}\n\nThe rest.\n"
     written = report.insert(document, block)
     assert "old figures" not in written
-    assert written.startswith("# Title\n\n<!-- bench")
+    assert written.startswith(f"# Title\n\n{report.BEGIN}\nMeasured")
     assert written.endswith("-->\n\nThe rest.\n")
     assert report.insert(written, block) == written
     assert "peer \\| 1" in block
     with pytest.raises(ValueError, match="no pair of lines"):
         report.insert("nothing here", block)
+
+
+def test_the_readme_has_the_markers() -> None:
+    readme = (SOURCE.parent / "README.md").read_text()
+    assert report.as_markdown(REPORT) in report.insert(readme, report.as_markdown(REPORT))
 
 
 def test_a_report_can_be_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import hermitcrab
 from hermitcrab.bench.rows import Row, at_most, row_to_json
 from hermitcrab.bench.stats import ratio, scaled, summarize
 from hermitcrab.bench.timing import RAW_TRUE, Action, interleaved, raw
-from hermitcrab.bench.worker import PACKAGE_HOME
+from hermitcrab.bench.worker import PACKAGE_HOME, empty_home
 
 COMMANDS = 400
 _THINKING = 0.005
@@ -91,7 +91,7 @@ def bubblewrap(scale: float) -> list[dict[str, Any]]:
     except hermitcrab.SandboxError as error:
         return [_absent("bubblewrap-true", str(error)), _absent("bubblewrap-start", str(error))]
     smallest = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev"]
-    smallest += ["--proc", "/proc", "bash", "--login", "-c", "true"]
+    smallest += ["--proc", "/proc", "--setenv", "HOME", "/nowhere", "bash", "--login", "-c", "true"]
     with env:
         samples = interleaved(
             {"ours": lambda: env.execute("true").check(), "raw": raw("true")}, scaled(COMMANDS, scale)
@@ -109,20 +109,18 @@ def bubblewrap(scale: float) -> list[dict[str, Any]]:
 
 
 def command_line(scale: float) -> list[dict[str, Any]]:
-    """What a shell user waits for, beside a Python that does nothing."""
+    """What a shell user with an empty profile waits for, beside a Python that does nothing."""
 
     def python(*arguments: str) -> Action:
-        argv, env = [sys.executable, *arguments], {**os.environ, "PYTHONPATH": str(PACKAGE_HOME)}
-        return lambda: subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, env=env)
+        argv, path = [sys.executable, *arguments], {"PYTHONPATH": str(PACKAGE_HOME)}
+        return lambda: subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **path})
 
     count = scaled(_STARTS, scale)
     nothing, block = python("-c", "pass"), 4
     imported = interleaved({"ours": python("-c", "import hermitcrab"), "raw": nothing}, count, block=block)
-    ran = interleaved(
-        {"ours": python("-m", "hermitcrab.cli", "run", "--quiet", "--on", "local", "true"), "raw": nothing},
-        count,
-        block=block,
-    )
+    run = ("-m", "hermitcrab.cli", "run", "--quiet", "--on", "local", "true")
+    with empty_home():
+        ran = interleaved({"ours": python(*run), "raw": nothing}, count, block=block)
     return [
         *_row("import", "import hermitcrab", imported, raw_title="python -c pass"),
         *_row("run-true", "hermitcrab run true", ran, raw_title="python -c pass"),

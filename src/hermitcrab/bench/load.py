@@ -6,8 +6,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from hermitcrab.bench import process
 from hermitcrab.bench.rows import Row, below, row_to_json, share_at_least
 from hermitcrab.bench.stats import Summary, ratio, scaled, summarize
 from hermitcrab.bench.timing import SETTLE, interleaved, raw, swarm
-from hermitcrab.bench.worker import call
+from hermitcrab.bench.worker import call, empty_home
 
 _MEBIBYTE = 1 << 20
 _OUTPUT = 100 * 1_000_000
@@ -62,7 +61,7 @@ def output(scale: float) -> list[dict[str, Any]]:
     grown = max(growth["ours"], default=0.0)
     row = Row(
         name="output",
-        title="100 MB of output",
+        title=f"{size / 1_000_000:g} MB of output",
         unit="MiB/s",
         ours=found["ours"],
         raw=found["raw"],
@@ -194,11 +193,11 @@ def idle(scale: float) -> list[dict[str, Any]]:
 
 def idle_sessions(count: int) -> dict[str, float]:
     """In a worker: what sessions cost that were used once and then left alone."""
-    with _empty_home(), hermitcrab.open("local") as first:
+    with empty_home(), hermitcrab.open("local") as first:
         first.execute("true").check()  # whatever is needed once is there now
     environments: list[hermitcrab.Environment] = []
     try:
-        with _empty_home():
+        with empty_home():
             found = _held(
                 count, lambda: environments.append(hermitcrab.open("local", warm_seconds=_LET_GO_AFTER)), 4
             )
@@ -225,7 +224,7 @@ def idle_bashes(count: int) -> dict[str, float]:
         bash.stdout.read(1)
 
     try:
-        with _empty_home():
+        with empty_home():
             found = _held(count, hold, 2)
         time.sleep(_LET_GO_AFTER)
         found.update(_costs(count, found))
@@ -235,17 +234,6 @@ def idle_bashes(count: int) -> dict[str, float]:
         for bash in bashes:
             bash.communicate()
     return found
-
-
-@contextmanager
-def _empty_home() -> Iterator[None]:
-    home = os.environ.get("HOME")
-    with tempfile.TemporaryDirectory() as directory:
-        os.environ["HOME"] = directory
-        try:
-            yield
-        finally:
-            os.environ.update({} if home is None else {"HOME": home})
 
 
 def _held(count: int, hold: Callable[[], object], descriptors_each: int) -> dict[str, float]:

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,18 @@ def serve(target: str, arguments: Mapping[str, Any]) -> None:
     result = getattr(import_module(module), name)(**arguments)
     with os.fdopen(answer, "w") as stream:
         json.dump(result, stream)
+
+
+@contextmanager
+def empty_home() -> Iterator[None]:
+    """For what must not depend on the user's login profile."""
+    home = os.environ.get("HOME")
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["HOME"] = directory
+        try:
+            yield
+        finally:
+            os.environ.update({} if home is None else {"HOME": home})
 
 
 def _environment(directory: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from hermitcrab.result import Result
 from hermitcrab.running import RunningCommand
 from hermitcrab.testing.suite import Inapplicable
 
-PATIENCE = 20.0
+PATIENCE = 15.0
 """Seconds after which something that should happen at once is taken not to happen."""
 MARKS = ("__hc", "state1", "nocd", "builtin", "190473829")
 """What only our own text around a command says."""
@@ -91,7 +91,7 @@ def read_until(running: RunningCommand, text: str) -> str:
 def meanwhile(env: Environment, command: str, **options: Any) -> Iterator[Future[Result]]:
     """A command that runs in another thread while the block does."""
     with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(env.execute, command, **options)
+        yield pool.submit(env.execute, command, **{"timeout": PATIENCE, **options})
 
 
 def reveals_nothing(output: str) -> None:

@@ -61,7 +61,7 @@ def _rows(who: str, open_shell: Open, scale: float) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A row before it is measured. Whatever goes wrong meanwhile is the peer's, and what the row then says."""
+    """A row before it is measured. What goes wrong meanwhile is the peer's, and what the row then says."""
 
     who: str
     name: str

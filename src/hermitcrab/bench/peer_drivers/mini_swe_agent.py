@@ -1,4 +1,4 @@
-"""mini-swe-agent's local environment: a fresh shell for each command, no state."""
+"""mini-swe-agent's local environment: a fresh `sh` (often not a bash) for each command, no state."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def the_later_end_wins_for_the_same_variable(open: Opener) -> None:
     env = open()
     base = scratch(env)
     say(env, "mkfifo begun go")
-    with meanwhile(env, "v=slow; cd /; echo >begun; read -r x <go; unset x", cwd=base) as future:
+    with meanwhile(env, "v=slow; echo >begun; read -r x <go; unset x; cd /", cwd=base) as future:
         say(env, "cat begun", cwd=base)
         say(env, f"v=quick; w=1; cd /usr; echo >{base}/go")
         future.result(PATIENCE)
