@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from hermitcrab.core.state import ShellState, Variable
+from hermitcrab.core.state import ShellState, Variable, is_loader
 
 STDIN_FD = 8
 """Where the command's stdin waits while descriptor 0 is the bootstrap."""
@@ -257,28 +257,52 @@ def _variables(old: Mapping[str, Variable], new: Mapping[str, Variable], *, late
 def _declare(variables: Mapping[str, Variable]) -> Iterable[bytes]:
     """Assignments, one command for all variables of the same attributes.
 
-    Attributes that would evaluate the value (i, l, u, c) are given after it.
+    An array's value is a statement of its own, because behind `\\builtin` bash does not parse one. Attributes
+    that would evaluate a value (i, l, u, c) or forbid it (r) come after it.
     """
-    groups: dict[str, list[bytes]] = {}
-    later: dict[str, list[bytes]] = {}
-    for name, variable in variables.items():
-        at_once = "".join(letter for letter in variable.attributes if letter in "aAnxr")
-        evaluating = "".join(letter for letter in variable.attributes if letter in "iluct")
-        if evaluating:
-            later.setdefault(evaluating + ("r" if "r" in at_once else ""), []).append(name.encode())
-            at_once = at_once.replace("r", "")
-        groups.setdefault(at_once, []).append(name.encode() + _value(variable))
-    for letters, words in (*groups.items(), *later.items()):
+    first: dict[str, list[bytes]] = {}
+    arrays: list[bytes] = []
+    last: dict[str, list[bytes]] = {}
+    for name, (value, attributes) in variables.items():
+        word = name.encode()
+        if value is None or not set(attributes) - set("nxr"):
+            assignment = b"" if value is None else b"=" + quote(str(value))
+            first.setdefault(attributes, []).append(word + assignment)
+            continue
+        if isinstance(value, str):
+            at_once, assignment = attributes.translate(_ONLY_EXPORT), b"=" + quote(value)
+        else:
+            at_once, assignment = "A" if "A" in attributes else "a", b""
+            arrays.append(
+                word + b"=(" + b" ".join(b"[%s]=%s" % (quote(at), quote(text)) for at, text in value) + b")"
+            )
+        first.setdefault(at_once, []).append(word + assignment)
+        if set(attributes) - set(at_once):
+            last.setdefault(attributes, []).append(word)
+    yield from _declarations(first)
+    yield from arrays
+    yield from _declarations(last)
+
+
+_ONLY_EXPORT = str.maketrans("", "", "aAilnrtuc")
+
+
+def _declarations(groups: Mapping[str, list[bytes]]) -> Iterable[bytes]:
+    for letters, words in groups.items():
         flags = b"-" + letters.encode() if letters else b"--"
         yield b"\\builtin declare " + flags + b" " + b" ".join(words)
 
 
-def _value(variable: Variable) -> bytes:
-    if variable.value is None:
-        return b""
-    if isinstance(variable.value, str):
-        return b"=" + quote(variable.value)
-    return b"=(" + b" ".join(b"[%s]=%s" % (quote(at), quote(text)) for at, text in variable.value) + b")"
+def environment(state: ShellState) -> dict[str, Variable]:
+    """What a shell may be started with instead of being told: plain exports that bash does not act on."""
+    return {
+        name: variable
+        for name, variable in state.variables.items()
+        if variable.attributes == "x"
+        and isinstance(variable.value, str)
+        and not _LATE.fullmatch(name)
+        and not is_loader(name)
+    }
 
 
 _LATE_FUNCTIONS = frozenset({"exec"})

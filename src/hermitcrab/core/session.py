@@ -150,23 +150,20 @@ class Session:
 
     def launch(self, command: Command) -> None:
         """Give the command to a shell, and start the next one."""
-        request, state = command.request, command.base
+        request, state, limits = command.request, command.base, command.limits
+        # Within the lock to the end: nobody may take the next shell before the frame that starts it is sent.
         with self._lock:
             shell, started, changed = self._take_shell(state, request.separate)
             command.exec = shell.exec
             shell.exec.sink = command
-            next_started = self._make_warm(state, request.separate)
-            preparation = self._preparation(state, request)
-        limit = command.limits.timeout
-        shell.exec.give(
-            Input(
-                script.CONTROL_FD, script.message(script.tail(changed, preparation, request.text)), last=True
-            ),
-            Input(script.STDIN_FD, request.stdin, last=not request.keep_stdin),
-            limit=None if limit is None else (limit, command.limits.kill_grace),
-            before=started,
-            after=next_started,
-        )
+            tail = script.tail(changed, self._preparation(state, request), request.text)
+            shell.exec.give(
+                Input(script.CONTROL_FD, script.message(tail), last=True),
+                Input(script.STDIN_FD, request.stdin, last=not request.keep_stdin),
+                limit=None if limits.timeout is None else (limits.timeout, limits.kill_grace),
+                before=started,
+                after=self._make_warm(state, request.separate),
+            )
 
     def interrupt(self) -> int:
         """End every command that somebody waits for; they answer 130. Returns how many."""
@@ -262,13 +259,16 @@ class Session:
         """How to start a shell in that state, and what to send it first when that is too large."""
         known = self._start
         if known is None or known[0] is not state or known[1] is not separate:
-            restore = script.changes(self._fresh, state)
+            environment = script.environment(state)
+            started = replace(self._fresh, variables={**self._fresh.variables, **environment})
+            restore = script.changes(started, state)
             assert restore is not None, "a fresh shell has nothing of its own that is readonly"
             late = len(restore) > _LARGEST_BOOTSTRAP
             bootstrap = script.bootstrap(script.RECEIVE_AND_RESTORE if late else restore)
             start = Start(
                 argv=[b"bash"],
                 program=script.encode(self._config.shell),
+                env=[script.encode(f"{name}={value}") for name, (value, _) in environment.items()],
                 fds=[
                     Fd(STDIN, FdKind.CONTENT, bootstrap),
                     Fd(STDOUT, FdKind.OUTPUT),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hermitcrab.core.script import DUMP_BEGIN, STATE_FD
 from hermitcrab.testing.inside import needs_proc, reveals_nothing, say, scratch, value, works
 from hermitcrab.testing.suite import Opener, case, cases
@@ -25,7 +27,8 @@ def tracing_shows_the_command_and_no_more(open: Opener, example: tuple[str, str]
     env = open()
     result = env.execute(command)
     reveals_nothing(result.output)
-    assert result.output == prints
+    # Bash repeats the sign for each level of `eval`, and the command is inside of one.
+    assert re.sub(r"^\++", "+", result.output, flags=re.MULTILINE) == prints
     works(env)
 
 
