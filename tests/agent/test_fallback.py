@@ -10,29 +10,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.agent.harness import AgentClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermitcrab.agent import fallback, wire
-from hermitcrab.agent.descendants import (
-    PORTABLE_SWITCH,
+from hermitcrab.agent import wire
+from hermitcrab.agent.fallback import launch
+from hermitcrab.agent.fallback.descendants import PORTABLE_SWITCH, Tracker, deliver
+from hermitcrab.agent.fallback.processes import (
     Entry,
-    Tracker,
     ancestry,
     below,
-    deliver,
     list_proc,
     list_ps,
     parse_ps,
     parse_stat,
 )
-from hermitcrab.agent.wire import Cause, Start
+from hermitcrab.agent.wire import Ask, Cause, Fd, FdKind, Start, Tell
+from tests.agent.harness import AgentClient
 
-SOURCE = Path(fallback.__file__).parents[2]
+SOURCE = Path(launch.__file__).parents[3]
 OWN = Entry(50, 40, 40, 30)
 
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -149,7 +149,7 @@ def in_child(wanted: dict[int, int]) -> dict[int, tuple[int, int]]:
     pid = os.fork()
     if pid == 0:
         try:
-            kept = fallback.place_descriptors(wanted, writer)
+            kept = launch.place_descriptors(wanted, writer)
             seen = open_numbers()
             del seen[kept]
             with open(kept, "w", closefd=False) as stream:
@@ -184,7 +184,8 @@ class TestDescriptors:
     def test_keeping_0_does_not_close_it(self) -> None:
         # os.closerange(0, 0) closes everything.
         code = (
-            "import os; from hermitcrab.agent import fallback as f; f.close_all_but({0, 1, 2}); os.fstat(0)"
+            "import os; from hermitcrab.agent.fallback.launch import close_all_but; "
+            "close_all_but({0, 1, 2}); os.fstat(0)"
         )
         env = {**os.environ, "PYTHONPATH": str(SOURCE)}
         subprocess.run([sys.executable, "-c", code], env=env, stdin=subprocess.DEVNULL, check=True)
@@ -193,7 +194,7 @@ class TestDescriptors:
         monkeypatch.delattr(os, "memfd_create", raising=False)
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         content = os.urandom(300_000)
-        fd = fallback.open_content(content)
+        fd = launch.open_content(content)
         with open(fd, "rb") as file:
             assert os.fstat(fd).st_nlink == 0
             assert file.read() == content
@@ -202,21 +203,21 @@ class TestDescriptors:
 
     def test_an_unusable_tmpdir_is_passed_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TMPDIR", "/nonexistent")
-        os.close(fallback.open_unlinked())
+        os.close(launch.open_unlinked())
 
 
 class TestPrograms:
     def test_the_path_among_the_fields_comes_first(self) -> None:
         start = Start([b"x"], env=[b"PATH=/a::b"])
-        assert fallback.candidates(start, b"/own") == [b"/a/x", b"./x", b"b/x"]
-        assert fallback.candidates(Start([b"x"]), b"/own") == [b"/own/x"]
-        assert fallback.candidates(Start([b"x"]), None)[0] == b"/usr/local/bin/x"
-        assert fallback.candidates(Start([b"x"], program=b"./y"), b"/own") == [b"./y"]
+        assert launch.candidates(start, b"/own") == [b"/a/x", b"./x", b"b/x"]
+        assert launch.candidates(Start([b"x"]), b"/own") == [b"/own/x"]
+        assert launch.candidates(Start([b"x"]), None)[0] == b"/usr/local/bin/x"
+        assert launch.candidates(Start([b"x"], program=b"./y"), b"/own") == [b"./y"]
 
     def test_fields_come_after_what_is_inherited(self) -> None:
         own = {b"A": b"1", b"B": b"2"}
-        assert fallback.environment(Start([b"x"], env=[b"A=3=4"]), own) == {b"A": b"3=4"}
-        inherited = fallback.environment(Start([b"x"], env=[b"A=3"], inherit_env=True), own)
+        assert launch.environment(Start([b"x"], env=[b"A=3=4"]), own) == {b"A": b"3=4"}
+        inherited = launch.environment(Start([b"x"], env=[b"A=3"], inherit_env=True), own)
         assert inherited == {b"A": b"3", b"B": b"2"}
 
 
@@ -226,17 +227,70 @@ def can_make_namespaces() -> bool:
     return subprocess.run([*NAMESPACE, "true"], stderr=subprocess.DEVNULL).returncode == 0
 
 
+@contextmanager
+def agent_in_namespace(**env: str) -> Iterator[AgentClient]:
+    if not can_make_namespaces():
+        pytest.skip("needs Linux, ps, and the right to make a pid namespace")
+    command = [*IN_NAMESPACE, sys.executable, "-s", "-m", "hermitcrab.agent.fallback"]
+    with AgentClient(command, env={**os.environ, "PYTHONPATH": str(SOURCE), **env}) as client:
+        client.greet()
+        yield client
+
+
 @pytest.fixture
 def portable() -> Iterator[AgentClient]:
     """An agent that goes the way of other systems. It guesses which processes are a command's, so a fault
     in it kills strangers: it is only ever tested where it can see none."""
-    if not can_make_namespaces():
-        pytest.skip("needs Linux, ps, and the right to make a pid namespace")
-    env = {**os.environ, "PYTHONPATH": str(SOURCE), PORTABLE_SWITCH: "1"}
-    command = [*IN_NAMESPACE, sys.executable, "-s", "-m", "hermitcrab.agent.fallback"]
-    with AgentClient(command, env=env) as client:
-        client.greet()
+    with agent_in_namespace(**{PORTABLE_SWITCH: "1"}) as client:
         yield client
+
+
+@pytest.fixture
+def usual() -> Iterator[AgentClient]:
+    with agent_in_namespace() as client:
+        yield client
+
+
+class TestEdges:
+    def test_graces_and_timers_may_be_longer_than_a_poll(self, usual: AgentClient) -> None:
+        exec_id = usual.shell("trap 'exit 5' TERM; echo up; while :; do sleep 0.01; done")
+        usual.wait_output(exec_id, b"up")
+        usual.send(wire.timer_frame(exec_id, 2**32 - 1, 0), wire.kill_frame(exec_id, 2**32 - 1))
+        ended = usual.wait_gone(exec_id).ended
+        assert (ended.cause, ended.code) == (Cause.KILLED, 5)
+
+    def test_a_path_longer_than_a_pipe_is_refused_in_few_words(self, usual: AgentClient) -> None:
+        ended = usual.wait_gone(usual.start("true", cwd=b"/" + b"x" * 200_000)).ended
+        assert (ended.cause, ended.code) == (Cause.NOT_STARTED, 126)
+        assert len(ended.reason) < 5000
+
+    def test_output_that_the_background_eats_does_not_hold_exit_back(self, usual: AgentClient) -> None:
+        usual.auto_credit = False
+        exec_id = usual.shell(
+            f"head -c {wire.OUTPUT_CREDIT + 9000} /dev/zero; mine=/proc/$$/fd/1; "
+            "exec 8<$mine; (sleep 0.5; head -c 9000 <&8 >/dev/null; sleep 100) & exit 3"
+        )
+        usual.pump_for(1.0)
+        assert usual.execs[exec_id].exit is None
+        usual.send(wire.credit(Ask.CREDIT, exec_id, 1, 9000))
+        assert usual.wait_exit(exec_id).ended.code == 3
+
+    def test_exit_is_the_last_of_all_channels(self, usual: AgentClient) -> None:
+        fds = [Fd(0, FdKind.INPUT), Fd(1, FdKind.OUTPUT)]
+        exec_id = usual.shell("sleep 0.3 & exit 0", fds=fds)
+        usual.wait_exit(exec_id)
+        usual.send(wire.frame(Ask.CLOSE, exec_id, 0), wire.frame(Ask.DATA, exec_id, 0, b"late"))
+        assert usual.wait_gone(exec_id).frames[-2].type == Tell.EXIT
+
+    @pytest.mark.parametrize("number", [0, 65, 255])
+    def test_what_is_no_signal_is_malformed(self, usual: AgentClient, number: int) -> None:
+        usual.send(wire.signal_frame(usual.start("sleep", "100"), number))
+        usual.pump_to_end()
+        assert usual.error
+
+    def test_a_command_that_keeps_stopping_its_supervisor_is_ended(self, usual: AgentClient) -> None:
+        exec_id = usual.shell("while kill -STOP $PPID; do sleep 0.01; done")
+        assert usual.wait_gone(exec_id).ended.cause is Cause.SUPERVISOR_LOST
 
 
 def sleeping(client: AgentClient) -> list[bytes]:

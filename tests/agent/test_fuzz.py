@@ -178,7 +178,7 @@ def checked_agent(tmp_path_factory: pytest.TempPathFactory, c_agent: str) -> str
     if (
         compiler
         and subprocess.run(
-            [compiler, *flags, "-o", target, build.SOURCE], stderr=subprocess.DEVNULL
+            [compiler, *flags, "-o", target, *build.SOURCES], stderr=subprocess.DEVNULL
         ).returncode
         == 0
     ):

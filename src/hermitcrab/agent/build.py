@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("agent.c")
+HERE = Path(__file__).parent
+SOURCES = sorted((HERE / "c").glob("*.c"))
 MACHINES = ("x86_64", "aarch64")
 FLAGS = ("-std=gnu11", "-static", "-Os", "-s", "-Wall", "-Wextra", "-Werror")
 
@@ -45,7 +46,10 @@ def compile_for(machine: str, target: Path, *, log: Callable[[str], object] = pr
         os.close(handle)
         try:
             done = subprocess.run(
-                [*command, *FLAGS, "-o", name, str(SOURCE)], capture_output=True, text=True, errors="replace"
+                [*command, *FLAGS, "-o", name, *map(str, SOURCES)],
+                capture_output=True,
+                text=True,
+                errors="replace",
             )
             if done.returncode == 0:
                 os.chmod(name, 0o755)
@@ -74,7 +78,7 @@ def _own_machine() -> str:
 
 
 def main() -> int:
-    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCE.with_name("bin")
+    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "bin"
     return 0 if build(directory) else 1
 
 

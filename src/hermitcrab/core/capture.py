@@ -45,11 +45,11 @@ class Capture:
             self.lost, self.why_lost = len(data), str(error)
 
     def spill(self) -> Path:
-        """Have everything in a file from now on, and only the head in memory."""
+        """Have everything in a file from now on."""
         if self.path is None:
             self._file, self.path = _create(self._directory)
             _write_all(self._file, bytes(self._head))
-            del self._head[self._limit // 2 :]
+            self._head.clear()
         return self.path
 
     def read(self, start: int, size: int) -> bytes:
@@ -72,7 +72,7 @@ class Capture:
             head, tail = self.read(0, self.size), b""
         else:
             half = self._limit // 2
-            head, tail = bytes(self._head), self.read(self.size - half, half)
+            head, tail = self.read(0, half), self.read(self.size - half, half)
         if is_binary(head):
             return self._announcement()
         text = readable(head, tail, self.size - len(head) - len(tail), self.path)

@@ -16,9 +16,9 @@ from hermitcrab.agent.wire import Cause, Exit
 from hermitcrab.core.agent import AgentExec, Input
 from hermitcrab.core.capture import Capture
 from hermitcrab.core.protocols import STDERR, STDOUT, Chunk
-from hermitcrab.core.script import STATE_FD, STDIN_FD, VERBOSE_ECHOES
+from hermitcrab.core.script import LONG_COMMAND_ECHO, STATE_FD, STDIN_FD, VERBOSE_ECHOES
 from hermitcrab.core.state import ShellState
-from hermitcrab.errors import SandboxLost
+from hermitcrab.errors import SandboxLost, SessionClosed
 from hermitcrab.result import INTERRUPTED, TIMED_OUT, Outcome, Result, Usage
 
 # A shell's account of itself; what is longer is not one, and must not fill our memory.
@@ -64,6 +64,8 @@ class FinishedState(NamedTuple):
     """Why nothing of it was run."""
     verbose: bool = False
     """`set -v` was on, so a line of ours may be in the output."""
+    closed: bool = False
+    """The session is being closed, and this command with it."""
 
 
 class Command:
@@ -99,6 +101,8 @@ class Command:
         self._read = {STDOUT: 0, STDERR: 0}
         self._state = bytearray()
         self._relaunches = 0
+        self._held = streaming and not background
+        """The command waits for a reader that lags; not when somebody only wants its result."""
         self._lock = threading.Lock()
         self._when_done: list[Callable[[], None]] = []
         self._news = asyncio.Event()
@@ -140,6 +144,9 @@ class Command:
         return self._answer()
 
     async def wait(self) -> Result:
+        self._held = False
+        if self.exec.paused:
+            self.exec.resume()
         done = asyncio.get_running_loop().create_future()
         self.when_done(lambda: None if done.done() else done.set_result(None))
         await done
@@ -214,7 +221,7 @@ class Command:
                 self._unread[-1][1] += len(data)
             else:
                 self._unread.append([channel, len(data)])
-            if not self.background:
+            if self._held:
                 self.exec.paused = sum(count for _, count in self._unread) > _READ_AHEAD
             self._news.set()
 
@@ -224,10 +231,12 @@ class Command:
             self._keeper.launch(self)
             return
         finished = self._keeper.finished(self, bytes(self._state))
-        if finished.verbose:
-            for echo in VERBOSE_ECHOES:
-                (self._errors or self._output).remove_last(echo)
-        self._finish(self._make_result(exit_, finished), None)
+        for echo in VERBOSE_ECHOES if finished.verbose else (LONG_COMMAND_ECHO,) if exit_.code else ():
+            (self._errors or self._output).remove_last(echo)
+        if finished.closed and exit_.cause is Cause.KILLED and self._asked is None:
+            self._finish(None, SessionClosed("cleanup() ended the command"))
+        else:
+            self._finish(self._make_result(exit_, finished), None)
 
     def _died_before_it_began(self, exit_: Exit) -> bool:
         """A waiting shell can be killed by another command: nothing was run then, so nothing is run twice."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from hermitcrab.core.script import DUMP_BEGIN, DUMP_END, NO_DIRECTORY, PRIVATE, SHIM_MARK
+from hermitcrab.core.script import DUMP_BEGIN, DUMP_END, NO_DIRECTORY, PRIVATE, SHIMS
 from hermitcrab.core.state import (
     FIXED_SHOPTS,
     NEVER_CARRIED_OPTIONS,
@@ -37,7 +37,7 @@ _ELEMENT = re.compile(
     re.DOTALL,
 )
 _FUNCTION_LINE = re.compile(rb"declare -f([A-Za-z]*) ([^\n]+)")
-_FUNCTION_NAME = re.compile(r"[^\s\0'\"\\$`;&|<>(){}=#~*?\[\]!]+")
+_FUNCTION_NAME = re.compile(r"[^\s\0'\"\\$`;&|<>(){}=#*?]+")
 _ANSI_ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{1,2})|c(.)|(.))", re.DOTALL)
 _ANSI_LETTERS = {
     b"a": b"\a", b"b": b"\b", b"e": b"\x1b", b"E": b"\x1b", b"f": b"\f",
@@ -155,11 +155,17 @@ def parse(
     if not cwd.startswith(b"/") or not cwd.endswith(b"\n"):
         raise DamagedDump(f"the directory is {cwd[:80]!r}")
     lines = declared.split(b"\n")
-    function_text = names + b"\0" + functions
+    function_text = b"\0".join((names, functions, sections[0]))
     base = previous.state if previous else None
-    inside = bool(in_function)
+    inside = frozenset(in_function.decode(errors="replace").split(" ")) if in_function else None
 
-    if previous and base and not inside and not posix and _same_but_volatile(lines, previous.declarations):
+    if (
+        previous
+        and base
+        and inside is None
+        and not posix
+        and _same_but_volatile(lines, previous.declarations)
+    ):
         variables = base.variables
     else:
         variables = _variables(declared, posix, base, inside=inside, ignore=ignore)
@@ -171,7 +177,9 @@ def parse(
         cwd=_decode(cwd[:-1]),
         oldpwd=_decode(oldpwd[1:]) if oldpwd else None,
         variables=variables,
-        functions=base.functions if base and same_functions else _functions(names, functions),
+        functions=base.functions
+        if base and same_functions
+        else _functions(names, functions, sections[0][1:]),
         aliases=base.aliases if base and same_aliases else _aliases(aliases),
         options=option_names - NEVER_CARRIED_OPTIONS,
         shopts=_words(shopts) - FIXED_SHOPTS,
@@ -191,7 +199,12 @@ def _same_but_volatile(lines: list[bytes], before: list[bytes]) -> bool:
 
 
 def _variables(
-    declared: bytes, posix: bytes, base: ShellState | None, *, inside: bool, ignore: frozenset[str]
+    declared: bytes,
+    posix: bytes,
+    base: ShellState | None,
+    *,
+    inside: frozenset[str] | None,
+    ignore: frozenset[str],
 ) -> Mapping[str, Variable]:
     known = base.variables if base else {}
     found: dict[str, Variable] = {}
@@ -204,14 +217,21 @@ def _variables(
         variable = _variable(match[1], match[3])
         if variable is None:
             continue
-        if inside and set(variable.attributes) & {"r", "n"} and name not in known:
-            continue  # most likely a local of the function that called `exit`
+        if inside is not None:
+            # The shell ended within a function: see `_UNCOVER` in script.py.
+            if name in inside or variable.value is None:
+                if name in known:
+                    found[name] = known[name]
+                continue
+            variable = variable._replace(attributes=variable.attributes.replace("t", ""))
         # The same object for the same value, so that comparing states is cheap.
         before = known.get(name)
         found[name] = before if before == variable and before is not None else variable
     if at != len(declared):
         raise DamagedDump(f"cannot read {declared[at : at + 80]!r}")
-    if posix:
+    if inside is not None:
+        found |= {name: known[name] for name in ("POSIXLY_CORRECT",) if name in known}
+    elif posix:
         letters, _, value = _decode(posix).partition("=")
         found["POSIXLY_CORRECT"] = Variable(value, "x" if "x" in letters else "")
     if base is not None and len(found) == len(known) and all(found[n] is known.get(n) for n in found):
@@ -267,9 +287,15 @@ def _unescape(match: re.Match[bytes]) -> bytes:
     return _ANSI_LETTERS.get(letter, letter)
 
 
-def _functions(names: bytes, text: bytes) -> Mapping[str, Function]:
-    """Bash prints the functions in the order of `names`, each with a header line of its own."""
+def _functions(names: bytes, text: bytes, builtin: bytes) -> Mapping[str, Function]:
+    """Bash prints the functions in the order of `names`, each with a header line of its own.
+
+    A function called `builtin` comes apart, as the shell had to be rid of it.
+    """
     headers = [(match[2], match[1]) for match in _FUNCTION_LINE.finditer(names)]
+    if builtin.startswith(b"builtin () \n{"):
+        headers.insert(0, (b"builtin", b""))
+        text = builtin.removesuffix(b"\n") + b"\n" + text
     text = b"\n" + text
     starts: list[int] = []
     for header, _ in headers:
@@ -286,7 +312,7 @@ def _functions(names: bytes, text: bytes) -> Mapping[str, Function]:
         # An exported function is followed by a `declare -fx` line of its own.
         body = body.removesuffix(b"\ndeclare -f" + flags + b" " + raw_name) if flags else body
         function = Function(_decode(body), "".join(sorted(set(flags.decode()) & set("xrt"))))
-        if not (name == "trap" and SHIM_MARK in function.body):
+        if not (name in SHIMS and PRIVATE in function.body):
             found[name] = function
     return MappingProxyType(found)
 

@@ -9,9 +9,10 @@ is one line, so that line numbers in the command are its own; every command word
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterable, Mapping
 
-from hermitcrab.core.state import ShellState, Variable, is_loader
+from hermitcrab.core.state import Function, ShellState, Variable, is_loader
 
 STDIN_FD = 8
 """Where the command's stdin waits while descriptor 0 is the bootstrap."""
@@ -35,27 +36,30 @@ _LATE = re.compile("IFS|TMOUT|POSIXLY_CORRECT|BASH_.*|FUNCNEST|GLOBIGNORE|EXECIG
 
 # Under `set -x`, a DEBUG trap or a closed stderr the dump must stay silent, and the status and the options
 # have to be noted first. In POSIX mode special builtins win over functions of their name: the only way to
-# be rid of a function called `builtin`.
+# be rid of a function called `builtin`. Its text is told by another bash that inherits it.
 _NOTE = (
-    r"{ __hc_s=$? __hc_o=$SHELLOPTS __hc_b=$BASHOPTS "
-    r"__hc_p=${POSIXLY_CORRECT+${POSIXLY_CORRECT@a}=$POSIXLY_CORRECT}; "
-    r"POSIXLY_CORRECT=1; \unset -f builtin; \unset -v POSIXLY_CORRECT; \builtin trap - DEBUG ERR RETURN; "
+    r"{ __hc_s=$? __hc_x=${-//[^euvx]/} __hc_o=$SHELLOPTS __hc_b=$BASHOPTS "
+    r"__hc_p=${POSIXLY_CORRECT+${POSIXLY_CORRECT@a}=$POSIXLY_CORRECT}; POSIXLY_CORRECT=1; "
+    r"\export -f builtin && { (\exec /proc/self/exe -c 'declare -f builtin' >&247); \unset -f builtin; }; "
+    r"\unset -v POSIXLY_CORRECT; \builtin trap - DEBUG ERR RETURN; "
     r"\builtin set +xveunfCk; \builtin shopt -u expand_aliases; } >/dev/null 2>&1"
 )
 
-# `exit` inside a function leaves its locals in sight. A variable is local when an assignment to the global of
-# its name does not show through; unsetting it from one function deeper uncovers the next one. The question
-# destroys what it asks about, so a copy of the shell (the pipeline) answers it. References and readonly
-# variables cannot be asked; the host leaves them as they were.
+# `exit` inside a function leaves its locals in sight. A variable is local when an attribute given to the
+# global of its name does not show; unsetting it from one function deeper uncovers the next one. What is left
+# over is the attribute t, which the host then ignores. A readonly local cannot be unset, so it is named; a
+# reference passes its attributes on, so a copy of the shell is asked where it leads.
+_NAMES = " ".join(f'"${{!{letter}@}}"' for letter in "_" + string.ascii_letters)
 _UNCOVER = (
-    r'{ __hc_u () { \builtin unset -v "$@"; }; __hc_i=0; while \builtin test $((__hc_i++)) -lt 50; do '
-    r"\builtin mapfile -t __hc_l < <(\builtin compgen -v | while IFS= \builtin read -r __hc_v; do "
-    r"case $__hc_v in __hc_*|_|BASH*|FUNCNAME|LINENO|RANDOM|SRANDOM|SECONDS|EPOCH*|GROUPS|DIRSTACK|"
-    r"PIPESTATUS|HISTCMD|OPT*|COMP_*) continue;; esac; "
-    r'\builtin test -R "$__hc_v" && continue; case ${!__hc_v@a} in *r*) continue;; esac; '
-    r'\builtin declare -g "$__hc_v=190473829" || continue; '
-    r'\builtin test "${!__hc_v}" = 190473829 || \builtin printf "%s\n" "$__hc_v"; done); '
-    r'\builtin test "${__hc_l[*]}" || break; __hc_u "${__hc_l[@]}"; done; '
+    r'{ __hc_u () { \builtin unset "$@"; }; __hc_y=; for __hc_v in '
+    + _NAMES
+    + r"; do case $__hc_v in __hc_*|_|BASH*|FUNCNAME|LINENO|RANDOM|SRANDOM|SECONDS|EPOCH*|GROUPS|DIRSTACK|"
+    r"PIPESTATUS|HISTCMD|OPT*|COMP_*|*UID|PPID|SHELLOPTS) continue;; esac; __hc_i=0; "
+    r'while \builtin test $((__hc_i++)) -lt 100000; do if \builtin test -R "$__hc_v"; then '
+    r'(\builtin declare -gn "$__hc_v=__hc_w" && \builtin eval "\builtin test \"\${!$__hc_v}\" = __hc_w") '
+    r'&& break; __hc_u -n "$__hc_v" || break; else \builtin declare -gt "$__hc_v"; '
+    r'case ${!__hc_v@a} in *t*) break;; *[aA]*) ;; *) \builtin test -v "$__hc_v" || break;; esac; '
+    r'__hc_u -v "$__hc_v" || { __hc_y+=" $__hc_v"; break; }; fi; done; done; '
     r"\builtin unset -f __hc_u; } 2>/dev/null"
 )
 
@@ -67,7 +71,7 @@ _GO_UP = (
 )
 
 _WRITE = (
-    r"""{ \builtin printf '%s\0' '' state1 "$__hc_o" "$__hc_b" "$__hc_p" "${FUNCNAME+f}" """
+    r"""{ \builtin printf '%s\0' '' state1 "$__hc_o" "$__hc_b" "$__hc_p" "${FUNCNAME+f$__hc_y}" """
     r""""${OLDPWD+=$OLDPWD}"; """
     r"""\builtin umask; \builtin pwd -P || \builtin printf '%s\n' "$PWD"; \builtin printf '\0'; """
     r"\builtin declare -p BASH_ALIASES; \builtin printf '\0'; \builtin declare -p; \builtin printf '\0'; "
@@ -93,17 +97,18 @@ _EXIT_TRAP = (
     + "\n"
     + _DUMP
 )
-_EXIT_TRAP_WITH_USERS = (
+# What the user's own trap is put behind, with the status and the options that it expects to find.
+_EXIT_TRAP_BEFORE_USERS = (
     _NOTE
     + "\ncase ${__hc_g-} in 1) ;; *) "
     + _DUMP
-    + ";; esac\n"
-    + r'\builtin test "$__hc_t" && { \builtin eval "__hc_t=($__hc_t)"; __hc_q () { \builtin unset -f __hc_q; '
-    + r'\builtin return "$__hc_s"; }; __hc_q; \builtin eval "${__hc_t[2]}"; }'
+    + ";; esac; "
+    + r"{ __hc_q () { \builtin unset -f __hc_q; case $__hc_x in ?*) \builtin set -$__hc_x;; esac; "
+    + r'\builtin return "$__hc_s"; }; __hc_q; } 2>/dev/null'
 )
 
 VERBOSE_ECHOES = tuple(
-    text.partition("\n")[0].encode() + b"\n" for text in (_EXIT_TRAP, _EXIT_TRAP_WITH_USERS)
+    text.partition("\n")[0].encode() + b"\n" for text in (_EXIT_TRAP, _EXIT_TRAP_BEFORE_USERS)
 )
 """What `set -v; exit` prints of a trap before the trap can stop it."""
 
@@ -132,7 +137,7 @@ def bootstrap(restore: bytes) -> bytes:
         b"\\exec 0<&8 8<&-; "
         + (b"{ " + restore + b"} 2>/dev/null; " if restore else b"")
         + _RECEIVE
-        + b"\\exec 7<&-; \\builtin trap "
+        + b"\\builtin trap "
         + _QUOTED_EXIT_TRAP
         + b' EXIT; \\builtin eval "$__hc_n"; '
         + _LAST_WORDS
@@ -145,7 +150,7 @@ _LAST_WORDS = f'{_NOTE}; {_DUMP}; __hc_g=1; \\builtin exit "$__hc_s"\n'.encode()
 _RECEIVE = b'\\builtin read -r -u 7 __hc_n && \\builtin read -r -N "$__hc_n" -u 7 __hc_n || \\builtin exit; '
 
 RECEIVE_AND_RESTORE = _RECEIVE + b'\\builtin eval "$__hc_n"; '
-"""As `restore`, for a state that is too large for the bootstrap: it comes as a message of its own, first."""
+"""As `restore`, for a state too large for the bootstrap: it comes as a message of its own, first."""
 
 
 def message(text: bytes) -> bytes:
@@ -153,20 +158,26 @@ def message(text: bytes) -> bytes:
     return b"%d\n" % len(text) + text
 
 
-def tail(changes: bytes, preparation: bytes, command: str) -> bytes:
-    """From the state that the shell was started with to the end of the command.
+def order(changes: bytes, preparation: bytes, state: ShellState, command: str) -> bytes:
+    """The message that takes a shell from the state it was started with to the end of the command.
 
     It first says that it has begun: a shell that dies before that can be replaced.
     """
-    return b"".join(
-        (
-            b"\\builtin unset -v __hc_n; \\builtin printf b >&247; ",
-            changes,
-            preparation,
-            b"\\builtin eval -- ",
-            quote(command),
-        )
-    )
+    begin = b"\\exec 7<&-; \\builtin unset -v __hc_n; \\builtin printf b >&247; " + changes + preparation
+    last = state.functions.get(_LAST_FUNCTION)
+    if len(command) <= _LONG_COMMAND or last is not None:
+        text = command if last is None else f"{definition(_LAST_FUNCTION, last)}\n{command}"
+        return message(begin + b"\\builtin eval -- " + quote(text))
+    # In a UTF-8 locale bash takes quadratic time over quotes within quotes, so a long command comes as it is.
+    raw = encode(command)
+    receive = b"LC_ALL=C \\builtin read -r -N %d -u 7 __hc_c; " % len(raw)
+    first = LONG_COMMAND_ECHO.replace(b"\\", b"\\\\")
+    return message(receive + begin + b'\\builtin eval -- "%s$__hc_c"' % first) + raw
+
+
+_LONG_COMMAND = 1 << 15
+LONG_COMMAND_ECHO = rb"\builtin unset -v __hc_c; \builtin :; "
+"""What bash repeats, before the first line of a long command, when that line is no syntax."""
 
 
 def prepare(
@@ -192,21 +203,24 @@ def prepare(
 
 def _trap_shim() -> bytes:
     """Only for commands that speak of `trap`: keeps the dump in front of the user's own EXIT trap."""
-    ours = quote(_EXIT_TRAP_WITH_USERS)
     # What does not concern EXIT is left to the builtin as the function's last command, so that a DEBUG trap
     # sees nothing of us.
     return (
         b"trap () { { \\builtin local - __hc_r; \\builtin set +xveu; } 2>/dev/null; "
         b'case "$BASHPID $$ $# $*" in '
         b'"$$ $$ 0 "*|"$$ $$ "*EXIT*|"$$ $$ "*[Ee]xit*|"$$ $$ "*" 0"|"$$ $$ "*" 0 "*|"$$ $$ "*" -p"*) '
-        b'\\builtin trap - EXIT; \\builtin eval "$__hc_t"; \\builtin trap "$@"; __hc_r=$?; '
-        b"__hc_t=$(\\builtin trap -p EXIT); \\builtin trap " + ours + b' EXIT; \\builtin return "$__hc_r";; '
-        b'*) \\builtin trap "$@";; esac; }; __hc_t=; \\builtin trap ' + ours + b" EXIT"
+        b'\\builtin trap - EXIT; \\builtin eval "\\\\builtin $__hc_t"; \\builtin trap "$@"; __hc_r=$?; '
+        b'__hc_t=$(\\builtin trap -p EXIT); \\builtin eval "__hc_a=($__hc_t)"; \\builtin trap "'
+        + b"$__hc_k${__hc_a[2]:+$'\\n'}${__hc_a[2]-}"
+        b'" EXIT; \\builtin return "$__hc_r";; *) \\builtin trap "$@";; esac; }; '
+        b'command () { case ${__hc_z-}$1 in trap) \\builtin shift; trap "$@";; '
+        b'*) \\builtin command "$@";; esac; }; '
+        b"__hc_t= __hc_k=" + quote(_EXIT_TRAP_BEFORE_USERS) + b'; \\builtin trap "$__hc_k" EXIT'
     )
 
 
-SHIM_MARK = "__hc_t"
-"""Tells our `trap` function from one of the user's."""
+SHIMS = frozenset({"trap", "command"})
+"""Functions that may be ours; the private variables in them tell."""
 
 
 def changes(old: ShellState, new: ShellState) -> bytes | None:
@@ -302,21 +316,33 @@ def environment(state: ShellState) -> dict[str, Variable]:
         and isinstance(variable.value, str)
         and not _LATE.fullmatch(name)
         and not is_loader(name)
+        and not name.startswith(("LANG", "LC_"))  # bash would complain aloud of a locale that is missing
     }
 
 
 _LATE_FUNCTIONS = frozenset({"exec"})
 """The bootstrap still needs the real one after it has restored the state."""
+_LAST_FUNCTION = "builtin"
+"""Everything needs the real one, so it is defined together with the command."""
+
+
+def definition(name: str, function: Function) -> str:
+    # With the keyword, any word can be a function's name.
+    return f"function {name} () \n{function.body}"
 
 
 def _functions(old: ShellState, new: ShellState, *, late: bool) -> Iterable[bytes]:
     if old.functions is new.functions:
         return
-    gone = [name for name in old.functions.keys() - new.functions.keys() if (name in _LATE_FUNCTIONS) is late]
+
+    def now(name: str) -> bool:
+        return (name in _LATE_FUNCTIONS) is late and name != _LAST_FUNCTION
+
+    gone = [name for name in old.functions.keys() - new.functions.keys() if now(name)]
     changed = {
         name: function
         for name, function in new.functions.items()
-        if (name in _LATE_FUNCTIONS) is late and old.functions.get(name) != function
+        if now(name) and old.functions.get(name) != function
     }
     if any("r" in old.functions[name].attributes for name in (*gone, *changed) if name in old.functions):
         raise _CannotChange
@@ -326,7 +352,7 @@ def _functions(old: ShellState, new: ShellState, *, late: bool) -> Iterable[byte
         # A body may need extended patterns to be parsed at all; the option itself is set right by `prepare`.
         yield b"\\builtin shopt -s extglob"
     for name, function in changed.items():
-        yield b"\\builtin eval -- " + quote(f"{name} () \n{function.body}")
+        yield b"\\builtin eval -- " + quote(definition(name, function))
         for letter in function.attributes:
             yield b"\\builtin declare -f%s -- %s" % (letter.encode(), quote(name))
 

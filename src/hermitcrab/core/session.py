@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -83,6 +84,8 @@ class Session:
         self._idle: asyncio.TimerHandle | None = None
         self._closed = False
         self._fresh: ShellState
+        self._program = b""
+        """The shell's own path: what is on the session's PATH must not matter."""
         self._state: ShellState
         self._parsed: Parsed | None = None
         self._used = 0.0
@@ -156,9 +159,9 @@ class Session:
             shell, started, changed = self._take_shell(state, request.separate)
             command.exec = shell.exec
             shell.exec.sink = command
-            tail = script.tail(changed, self._preparation(state, request), request.text)
+            order = script.order(changed, self._preparation(state, request), state, request.text)
             shell.exec.give(
-                Input(script.CONTROL_FD, script.message(tail), last=True),
+                Input(script.CONTROL_FD, order, last=True),
                 Input(script.STDIN_FD, request.stdin, last=not request.keep_stdin),
                 limit=None if limits.timeout is None else (limits.timeout, limits.kill_grace),
                 before=started,
@@ -189,15 +192,15 @@ class Session:
             self._running.pop(command.id, None)
             self._watch_idleness()
             try:
-                parsed = self._parse(data)
+                parsed: Parsed | None = self._parse(data)
             except NoDirectory as missing:
                 return FinishedState(not_run=self._without_directory(command, missing.nearest))
             except DamagedDump:
-                return FinishedState()  # killed, replaced by `exec`, or hostile: it changed nothing
-            if not command.background:
+                parsed = None  # killed, replaced by `exec`, or hostile: it changed nothing
+            if parsed is not None and not command.background:
                 self._parsed = parsed
                 self._state = merge(command.base, self._state, parsed.state)
-            return FinishedState(verbose=parsed.verbose)
+            return FinishedState(verbose=bool(parsed and parsed.verbose), closed=self._closed)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -267,7 +270,7 @@ class Session:
             bootstrap = script.bootstrap(script.RECEIVE_AND_RESTORE if late else restore)
             start = Start(
                 argv=[b"bash"],
-                program=script.encode(self._config.shell),
+                program=self._program,
                 env=[script.encode(f"{name}={value}") for name, (value, _) in environment.items()],
                 fds=[
                     Fd(STDIN, FdKind.CONTENT, bootstrap),
@@ -283,7 +286,9 @@ class Session:
         return known[2:]
 
     def _preparation(self, state: ShellState, request: Request) -> bytes:
-        traps = "trap" in request.text or self._functions_speak_of_traps(state)
+        traps = "trap" not in state.functions and (
+            "trap" in request.text or self._functions_speak_of_traps(state)
+        )
         key = (request.directory, request.injected, traps)
         known = self._prepared
         if known is None or known[0] is not state or known[1] != key:
@@ -316,6 +321,8 @@ class Session:
     async def _capture_bare(self, *, inherit: bool) -> ShellState:
         """What bash is by itself, with nothing or with the agent's environment around it."""
         last_words = await self._say(script.bootstrap(b""), [b"bash"], inherit=inherit)
+        path = re.search(rb'^declare -- BASH="(/[^"]+)"$', last_words.dump, re.MULTILINE)
+        self._program = path[1] if path else script.encode(self._config.shell)
         try:
             return self._parse(last_words.dump).state
         except DamagedDump:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,8 +18,8 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 NEVER_CARRIED_OPTIONS = frozenset({"errexit", "nounset", "xtrace", "verbose", "noexec", "onecmd"})
 """`set -euxvnt`: each would change or end the next command."""
 
-FIXED_SHOPTS = frozenset({"login_shell", "restricted_shell"})
-"""What bash decides at its start and does not let anybody set."""
+FIXED_SHOPTS = frozenset({"login_shell", "restricted_shell", "interactive_comments"})
+"""What bash decides at its start and lets nobody set; the last is told better by the `set -o` of its name."""
 
 PLACE_BOUND = frozenset(
     [
@@ -107,10 +107,11 @@ class ShellState:
         }
 
     def to_json(self) -> str:
-        data = asdict(self)
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
         for key in ("variables", "functions", "aliases"):
-            data[key] = dict(getattr(self, key))
-        data["options"], data["shopts"] = sorted(self.options), sorted(self.shopts)
+            data[key] = dict(data[key])
+        for key in ("options", "shopts"):
+            data[key] = sorted(data[key])
         return json.dumps({"version": VERSION, **data}, indent=1)
 
     @classmethod

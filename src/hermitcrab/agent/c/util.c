@@ -1,0 +1,47 @@
+/* Small things that several files need. */
+#include "agent.h"
+
+#include <sys/syscall.h>
+#include <time.h>
+
+#ifndef SYS_close_range
+#define SYS_close_range 436 /* the same on every architecture */
+#endif
+
+int64_t now_ns(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * SECOND + t.tv_nsec;
+}
+
+/* Without memory there is nothing sensible left to do; the supervisors see us go and end their trees. */
+void *must(void *allocated) {
+	if (!allocated)
+		_exit(1);
+	return allocated;
+}
+
+void close_fd(int *fd) {
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+/* Linux before 5.9 and some seccomp filters know no close_range. */
+void close_from(int first) {
+	if (syscall(SYS_close_range, first, ~0U, 0) == 0)
+		return;
+	for (int fd = first; fd < MAX_FDS; fd++)
+		close(fd);
+}
+
+/* Signals are let in only here, so that none comes between looking and waiting. */
+int wait_until(int64_t time, struct pollfd *fds, size_t count) {
+	sigset_t none;
+	sigemptyset(&none);
+	int64_t ns = time == NEVER ? 0 : time - now_ns();
+	struct timespec left = {0, 0};
+	if (ns > 0)
+		left = (struct timespec){ns / SECOND, ns % SECOND};
+	return ppoll(fds, count, time == NEVER ? NULL : &left, &none);
+}

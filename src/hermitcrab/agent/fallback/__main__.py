@@ -1,0 +1,5 @@
+import sys
+
+from hermitcrab.agent.fallback import main
+
+sys.exit(main())
