@@ -35,6 +35,18 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in itertools.pairwise(bounds)]
 
 
+def joined(frames: list[Frame]) -> list[Frame]:
+    """DATA frames may be handed on in pieces; the stream that they are part of must be the same."""
+    whole: list[Frame] = []
+    for each in frames:
+        streamed = each.type in (wire.Ask.DATA, wire.Tell.DATA)
+        if streamed and whole and whole[-1][:3] == each[:3]:
+            whole[-1] = each._replace(payload=whole[-1].payload + each.payload)
+        else:
+            whole.append(each)
+    return whole
+
+
 class TestCodec:
     @QUICK
     @given(st.lists(frames, max_size=8), st.lists(st.integers(0, 10**6), max_size=20), st.binary(max_size=50))
@@ -43,7 +55,7 @@ class TestCodec:
         decoder = Decoder(skip_noise=True)
         stream = noise + wire.PREAMBLE + b"".join(map(encode, sent))
         received = [frame for piece in pieces(stream, cuts) for frame in decoder.feed(piece)]
-        assert received == sent
+        assert joined(received) == joined(sent)
 
     @QUICK
     @given(st.binary(max_size=200), st.booleans(), st.booleans(), st.lists(st.integers(0, 10**6), max_size=5))

@@ -67,6 +67,7 @@ class FdKind(IntEnum):
     OUTPUT = 2
     CONTENT = 3
     SAME = 4
+    FILE = 5
 
 
 class Cause(IntEnum):

@@ -181,7 +181,7 @@ def parse(
         if base and same_functions
         else _functions(names, functions, sections[0][1:]),
         aliases=base.aliases if base and same_aliases else _aliases(aliases),
-        options=option_names - NEVER_CARRIED_OPTIONS,
+        options=_carried(option_names, base if inside is not None else None),
         shopts=_words(shopts) - FIXED_SHOPTS,
         umask=_umask(umask),
         place=place,
@@ -322,6 +322,14 @@ def _aliases(section: bytes) -> Mapping[str, str]:
     if match is None or match[2] != b"BASH_ALIASES":
         return MappingProxyType({})
     return MappingProxyType(dict(_elements(match[3]) if match[3] else ()))
+
+
+def _carried(names: frozenset[str], before: ShellState | None) -> frozenset[str]:
+    """The options to remember; where locals are in sight, POSIX mode may be the doing of one of them."""
+    carried = names - NEVER_CARRIED_OPTIONS
+    if before is None:
+        return carried
+    return carried - {"posix"} | (before.options & {"posix"})
 
 
 @lru_cache(maxsize=64)

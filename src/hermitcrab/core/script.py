@@ -38,7 +38,7 @@ _LATE = re.compile("IFS|TMOUT|POSIXLY_CORRECT|BASH_.*|FUNCNEST|GLOBIGNORE|EXECIG
 # have to be noted first. In POSIX mode special builtins win over functions of their name: the only way to
 # be rid of a function called `builtin`. Its text is told by another bash that inherits it.
 _NOTE = (
-    r"{ __hc_s=$? __hc_x=${-//[^euvx]/} __hc_o=$SHELLOPTS __hc_b=$BASHOPTS "
+    r"{ __hc_s=$? __hc_x=${__hc_x-${-//[^uvx]/}} __hc_o=$SHELLOPTS __hc_b=$BASHOPTS "
     r"__hc_p=${POSIXLY_CORRECT+${POSIXLY_CORRECT@a}=$POSIXLY_CORRECT}; POSIXLY_CORRECT=1; "
     r"\export -f builtin && { (\exec /proc/self/exe -c 'declare -f builtin' >&247); \unset -f builtin; }; "
     r"\unset -v POSIXLY_CORRECT; \builtin trap - DEBUG ERR RETURN; "
@@ -103,8 +103,9 @@ _EXIT_TRAP_BEFORE_USERS = (
     + "\ncase ${__hc_g-} in 1) ;; *) "
     + _DUMP
     + ";; esac; "
-    + r"{ __hc_q () { \builtin unset -f __hc_q; case $__hc_x in ?*) \builtin set -$__hc_x;; esac; "
-    + r'\builtin return "$__hc_s"; }; __hc_q; } 2>/dev/null'
+    + r"{ __hc_q () { \builtin unset -f __hc_q trap command; \builtin unset -v ${!__hc_@}; "
+    + r'case $2 in ?*) \builtin set -$2;; esac; \builtin return "$1"; }; '
+    + r'__hc_q "$__hc_s" "$__hc_x"; } 2>/dev/null'
 )
 
 VERBOSE_ECHOES = tuple(
@@ -163,7 +164,8 @@ def order(changes: bytes, preparation: bytes, state: ShellState, command: str) -
 
     It first says that it has begun: a shell that dies before that can be replaced.
     """
-    begin = b"\\exec 7<&-; \\builtin unset -v __hc_n; \\builtin printf b >&247; " + changes + preparation
+    quietly = b"{ " + changes + b"} 2>/dev/null; " if changes else b""
+    begin = b"\\exec 7<&-; \\builtin unset -v __hc_n; \\builtin printf b >&247; " + quietly + preparation
     last = state.functions.get(_LAST_FUNCTION)
     if len(command) <= _LONG_COMMAND or last is not None:
         text = command if last is None else f"{definition(_LAST_FUNCTION, last)}\n{command}"
@@ -202,20 +204,26 @@ def prepare(
 
 
 def _trap_shim() -> bytes:
-    """Only for commands that speak of `trap`: keeps the dump in front of the user's own EXIT trap."""
-    # What does not concern EXIT is left to the builtin as the function's last command, so that a DEBUG trap
-    # sees nothing of us.
+    """Only for commands that speak of `trap`: keeps the dump in front of the user's own EXIT trap.
+
+    `__hc_t` is the user's EXIT trap as bash would list it. A subshell lists what it inherited until it sets
+    its own. What does not concern EXIT is left to the builtin as the function's last command, so that a DEBUG
+    trap sees nothing of us.
+    """
+    ours = quote(_EXIT_TRAP_BEFORE_USERS + "\n")
     return (
-        b"trap () { { \\builtin local - __hc_r; \\builtin set +xveu; } 2>/dev/null; "
-        b'case "$BASHPID $$ $# $*" in '
-        b'"$$ $$ 0 "*|"$$ $$ "*EXIT*|"$$ $$ "*[Ee]xit*|"$$ $$ "*" 0"|"$$ $$ "*" 0 "*|"$$ $$ "*" -p"*) '
-        b'\\builtin trap - EXIT; \\builtin eval "\\\\builtin $__hc_t"; \\builtin trap "$@"; __hc_r=$?; '
-        b'__hc_t=$(\\builtin trap -p EXIT); \\builtin eval "__hc_a=($__hc_t)"; \\builtin trap "'
-        + b"$__hc_k${__hc_a[2]:+$'\\n'}${__hc_a[2]-}"
-        b'" EXIT; \\builtin return "$__hc_r";; *) \\builtin trap "$@";; esac; }; '
-        b'command () { case ${__hc_z-}$1 in trap) \\builtin shift; trap "$@";; '
-        b'*) \\builtin command "$@";; esac; }; '
-        b"__hc_t= __hc_k=" + quote(_EXIT_TRAP_BEFORE_USERS) + b'; \\builtin trap "$__hc_k" EXIT'
+        rb"trap () { { \builtin local - __hc_r; \builtin set +xveu; } 2>/dev/null; "
+        rb'case "$((BASHPID == $$)) $# $*" in 1" 0 "*|1*EXIT*|1*[Ee]xit*|1*" 0"|1*" 0 "*|1*" -p"*) '
+        rb'\builtin trap - EXIT; \builtin eval "\\builtin ${__hc_t-}"; \builtin trap "$@"; __hc_r=$?; '
+        rb'__hc_t=$(\builtin trap -p EXIT); \builtin eval "__hc_a=($__hc_t)"; '
+        rb"\builtin trap " + ours + rb'"${__hc_a[2]-}" EXIT; \builtin return "$__hc_r";; '
+        rb'0" 0 "*|0*" -p"*) case ${__hc_w-} in "$BASHPID") ;; *) '
+        rb'\builtin eval "\\builtin ${__hc_t:-trap - EXIT}"; \builtin trap "$@"; __hc_r=$?; '
+        rb'\builtin trap - EXIT; \builtin return "$__hc_r";; esac; \builtin trap "$@";; '
+        rb'*) __hc_w=$BASHPID; \builtin trap "$@";; esac; }; '
+        rb'command () { case ${__hc_z-}$1 in trap) \builtin shift; trap "$@";; '
+        rb'*) \builtin command "$@";; esac; }; '
+        rb"\builtin trap " + ours + rb" EXIT"
     )
 
 

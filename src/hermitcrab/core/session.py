@@ -278,7 +278,7 @@ class Session:
                     Fd(STDERR, FdKind.OUTPUT) if separate else Fd.same_as(STDERR, STDOUT),
                     Fd(script.CONTROL_FD, FdKind.INPUT),
                     Fd(script.STDIN_FD, FdKind.INPUT),
-                    Fd(script.STATE_FD, FdKind.OUTPUT),
+                    Fd(script.STATE_FD, FdKind.FILE),
                 ],
             )
             known = (state, separate, EncodedStart(start), script.message(restore) if late else b"")
@@ -321,7 +321,7 @@ class Session:
     async def _capture_bare(self, *, inherit: bool) -> ShellState:
         """What bash is by itself, with nothing or with the agent's environment around it."""
         last_words = await self._say(script.bootstrap(b""), [b"bash"], inherit=inherit)
-        path = re.search(rb'^declare -- BASH="(/[^"]+)"$', last_words.dump, re.MULTILINE)
+        path = re.search(rb'[\0\n]declare -- BASH="(/[^"]+)"\n', last_words.dump)
         self._program = path[1] if path else script.encode(self._config.shell)
         try:
             return self._parse(last_words.dump).state
@@ -351,7 +351,7 @@ class Session:
                 Fd(STDIN, FdKind.CONTENT, bootstrap),
                 Fd(script.CONTROL_FD, FdKind.CONTENT, script.message(b":")),
                 Fd(script.STDIN_FD, FdKind.NULL),
-                Fd(script.STATE_FD, FdKind.OUTPUT),
+                Fd(script.STATE_FD, FdKind.FILE),
             ],
             inherit_env=inherit,
         )

@@ -21,7 +21,7 @@ enum { VERSION = 1, MAX_PAYLOAD = 1 << 20, OUTPUT_CREDIT = 1 << 20, INPUT_CREDIT
 enum { ASK_START = 1, ASK_DATA, ASK_CLOSE, ASK_CREDIT, ASK_SIGNAL, ASK_KILL, ASK_TIMER };
 enum { TELL_HELLO = 64, TELL_DATA, TELL_CLOSE, TELL_CREDIT, TELL_EXIT, TELL_GONE, TELL_ERROR };
 enum { FIELD_ARG = 1, FIELD_ENV, FIELD_CWD, FIELD_FD, FIELD_PROGRAM, FIELD_INHERIT };
-enum { FD_NULL, FD_INPUT, FD_OUTPUT, FD_CONTENT, FD_SAME };
+enum { FD_NULL, FD_INPUT, FD_OUTPUT, FD_CONTENT, FD_SAME, FD_FILE };
 enum { CAUSE_ENDED, CAUSE_KILL, CAUSE_TIMER, CAUSE_NOT_STARTED, CAUSE_SUPERVISOR_LOST };
 enum { FLAG_SURVIVORS = 1, FEATURE_SUBREAPER = 1, FEATURE_SEES_ALL = 2 };
 
@@ -46,6 +46,7 @@ _Static_assert(sizeof(struct header) == 12 && offsetof(struct ending, reason) ==
 
 enum {
 	GATHER = 256 << 10,  /* stop collecting frames for one write() at that size */
+	LARGEST_FILE = 64 << 20, /* of what a process left in a FILE, so much is sent */
 	BACKLOG = 4 << 20,   /* a client that does not read this much is not listened to either */
 	BIG_PIPE = 1 << 20,  /* the most an unprivileged process may ask for */
 	MAX_FDS = 16 << 10,  /* the most we open; enough for thousands of execs */
@@ -77,13 +78,13 @@ struct start {
 	struct planned_fd fds[255];
 };
 
-/* The agent's end of one pipe. */
+/* The agent's end of one pipe, or a FILE. */
 struct channel {
 	uint8_t number, kind;
 	int fd;                /* -1 when closed */
 	uint32_t credit;       /* what we may still send; of an INPUT, what the client may */
 	bool loud;             /* OUTPUT: worth splicing */
-	uint64_t left;         /* OUTPUT: how much to send before EXIT; no bound while the process runs */
+	uint64_t left;         /* how much to send before EXIT; OUTPUT: no bound, FILE: 0 while the process runs */
 	bool ending;           /* INPUT: the client sent CLOSE */
 	uint8_t *waiting;      /* INPUT: what the pipe did not take yet */
 	size_t waiting_length;

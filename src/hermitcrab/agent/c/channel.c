@@ -28,7 +28,7 @@ void take_output(struct exec *exec, struct channel *channel) {
 	if (n > 0) {
 		channel->credit -= (uint32_t)n;
 		channel->left -= (uint64_t)n;
-		if (n >= LOUD && !channel->loud) {
+		if (n >= LOUD && !channel->loud && channel->kind == FD_OUTPUT) {
 			channel->loud = true;
 			fcntl(channel->fd, F_SETPIPE_SZ, BIG_PIPE);
 		}

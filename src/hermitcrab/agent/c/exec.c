@@ -20,6 +20,12 @@ struct exec *find_exec(uint32_t id) {
 	return exec;
 }
 
+static void rewind_file(struct channel *channel) {
+	off_t size = channel->fd < 0 ? 0 : lseek(channel->fd, 0, SEEK_END);
+	if (size > 0 && lseek(channel->fd, 0, SEEK_SET) == 0)
+		channel->left = smaller((size_t)size, LARGEST_FILE);
+}
+
 /* The main process ended, or never began. */
 void begin_end(struct exec *exec, const struct ending *ending) {
 	exec->ending = *ending;
@@ -29,6 +35,8 @@ void begin_end(struct exec *exec, const struct ending *ending) {
 		int there = 0;
 		if (channel->kind == FD_INPUT)
 			close_channel(channel);
+		else if (channel->kind == FD_FILE)
+			rewind_file(channel);
 		else if (channel->fd >= 0 && ioctl(channel->fd, FIONREAD, &there) == 0)
 			channel->left = (uint64_t)there;
 	}

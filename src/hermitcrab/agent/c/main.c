@@ -25,7 +25,6 @@
 
 #define QUIET (20 * MS)     /* an exec silent for that long ... */
 #define HOLD (MS / 2)       /* ... has what comes next held for that long */
-#define HOLD_STATE (2 * MS) /* the same above descriptor 2: no person waits for those */
 
 pid_t agent_pid;
 bool have_proc;
@@ -89,13 +88,13 @@ static int64_t watch_all(int64_t now) {
 }
 
 /*
- * A command's last output, its state and its exit come within a fraction of a millisecond. What comes
+ * A command's last output and its exit come within a fraction of a millisecond of each other. What comes
  * after a silence is therefore left in the pipe for a moment: mostly EXIT can join it in one write,
  * and the client wakes up once. Whoever keeps talking is not held.
  */
-static bool listening(struct exec *exec, const struct channel *channel, int64_t now) {
+static bool listening(struct exec *exec, int64_t now) {
 	if (now - exec->listen_at > QUIET)
-		exec->listen_at = now + (channel->number > 2 ? HOLD_STATE : HOLD);
+		exec->listen_at = now + HOLD;
 	return now >= exec->listen_at;
 }
 
@@ -104,7 +103,7 @@ static void on_channel_event(struct exec *exec, struct channel *channel, int64_t
 		feed(exec, channel);
 	} else if (channel->kind == FD_OUTPUT && dropping(exec)) {
 		drop_output(channel);
-	} else if (exec->state != RUNNING || !listening(exec, channel, now)) {
+	} else if (exec->state != RUNNING || !listening(exec, now)) {
 		return;
 	} else if (channel->kind == FD_INPUT) {
 		nobody_reads(exec, channel);

@@ -36,11 +36,13 @@ static void on_credit(struct channel *channel, uint32_t amount) {
 }
 
 static void on_channel_request(struct exec *exec, const struct header *header, const uint8_t *payload) {
-	uint8_t kind = header->type == ASK_CREDIT ? FD_OUTPUT : FD_INPUT;
-	struct channel *channel = find_channel(exec, header->channel, kind);
+	bool credit = header->type == ASK_CREDIT;
+	struct channel *channel = find_channel(exec, header->channel, credit ? FD_OUTPUT : FD_INPUT);
+	if (!channel && credit)
+		channel = find_channel(exec, header->channel, FD_FILE);
 	if (!channel)
 		protocol_error("a frame for a channel that the exec does not have");
-	else if (header->type == ASK_CREDIT)
+	else if (credit)
 		on_credit(channel, get32(payload));
 	else if (exec->state != RUNNING)
 		return; /* it was on its way when the process ended */

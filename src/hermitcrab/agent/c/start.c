@@ -16,7 +16,7 @@ static struct planned_fd *find_fd(struct start *start, uint8_t number) {
 /* This and the next two return what is wrong, or NULL. */
 static const char *add_fd(struct start *start, const uint8_t *value, size_t size) {
 	static const char wrong[] = "START has a malformed descriptor";
-	if (size < 2 || value[0] > 254 || value[1] > FD_SAME || find_fd(start, value[0]))
+	if (size < 2 || value[0] > 254 || value[1] > FD_FILE || find_fd(start, value[0]))
 		return wrong;
 	struct planned_fd plan = {.number = value[0], .kind = value[1], .content = value + 2, .size = size - 2};
 	if (plan.kind != FD_CONTENT && plan.size != (plan.kind == FD_SAME))
@@ -140,6 +140,15 @@ static int channel_pipe(struct exec *exec, const struct planned_fd *plan) {
 	return ends[!input];
 }
 
+/* Read once, when the process has ended: whatever it writes there wakes nobody. */
+static int channel_file(struct exec *exec, const struct planned_fd *plan) {
+	struct channel *channel = &exec->channels[exec->channel_count++];
+	*channel = (struct channel){.number = plan->number, .kind = plan->kind, .credit = OUTPUT_CREDIT};
+	int fd = content_file(NULL, 0);
+	channel->fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	return fd;
+}
+
 static int open_fd(struct exec *exec, const struct planned_fd *plan) {
 	switch (plan->kind) {
 	case FD_NULL:
@@ -148,6 +157,8 @@ static int open_fd(struct exec *exec, const struct planned_fd *plan) {
 		return plan->same->fd;
 	case FD_CONTENT:
 		return content_file(plan->content, plan->size);
+	case FD_FILE:
+		return channel_file(exec, plan);
 	default:
 		return channel_pipe(exec, plan);
 	}

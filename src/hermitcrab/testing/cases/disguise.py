@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from hermitcrab.core.script import DUMP_BEGIN, STATE_FD
 from hermitcrab.testing.inside import needs_proc, reveals_nothing, say, scratch, value, works
@@ -160,8 +161,8 @@ def half_a_state_changes_nothing(open: Opener) -> None:
     """A shell that dies in the middle of telling its state leaves the session as it was."""
     env = open()
     say(env, "kept=1; fn() { echo fn; }; cd /usr")
-    sections = ["", DUMP_BEGIN.decode(), "braceexpand", "", "", "", "", "0022\\n", "/\\n", 'declare -- torn="1"\\n']
-    env.execute(f"printf '%b\\0' {' '.join(map(repr, sections))} >&{STATE_FD}; kill -9 $$")
+    sections = ["", DUMP_BEGIN.decode(), "braceexpand", "", "", "", "", "0022\\n/\\n", "", 'declare -- torn="1"\\n']
+    env.execute(f"printf '%b\\0' {' '.join(map(shlex.quote, sections))} >&{STATE_FD}; kill -9 $$")
     assert "torn" not in env.state.variables
     assert say(env, "echo $kept; fn; pwd; echo ${torn-whole}") == "1\nfn\n/usr\nwhole"
 

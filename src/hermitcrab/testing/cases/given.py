@@ -16,7 +16,7 @@ MB = 1 << 20
 def a_command_of_megabytes_runs(open: Opener) -> None:
     """A command may be 3 MB long."""
     env = open()
-    text = "x'y\n\u00e9$" * (3 * MB // 7)
+    text = "it's a line of text, with \\ and \u00e9 and $HOME in \"it\"\n" * (3 * MB // 58)
     quoted = text.replace("'", "'\\''")
     result = env.execute(f"big='{quoted}'; LC_ALL=C; printf %s \"$big\" | md5sum; unset big LC_ALL")
     assert result.output.split()[0] == hashlib.md5(text.encode()).hexdigest()

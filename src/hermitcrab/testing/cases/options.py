@@ -85,9 +85,9 @@ def aliases_expand_from_the_start(open: Opener) -> None:
 
 @case
 def no_glob_and_allexport_do_not_touch_our_own_text(open: Opener) -> None:
-    """Under `set -f -a -k -C -P` and `failglob` everything else is still remembered."""
+    """Under `set -f -a -C -P` and `failglob` everything else is still remembered."""
     env = open()
-    say(env, "set -f -a -k -C -P; shopt -s failglob; cd /usr")
+    say(env, "set -f -a -C -P; shopt -s failglob; cd /usr")
     say(env, "auto=1; declare -A map=([*]=x)")
     assert say(env, "env | grep -c ^auto=; echo ${map['*']}; pwd") == "1\nx\n/usr"
     assert not [name for name in env.state.environ if name.startswith("__")]

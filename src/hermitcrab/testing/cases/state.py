@@ -185,7 +185,7 @@ FUNCTIONS = {
     ),
     "nested": ("f() { g() { echo inner; }; g; }", "f; g", "inner\ninner"),
     "odd_name": ("my-tool.run() { echo odd; }; ns::f() { my-tool.run; }", "ns::f", "odd"),
-    "extglob": ("shopt -s extglob; f() { case $1 in +([0-9])) echo digits;; esac; }; shopt -u extglob", "f 12", "digits"),
+    "extglob": ("shopt -s extglob\nf() { case $1 in +([0-9])) echo digits;; esac; }\nshopt -u extglob", "f 12", "digits"),
     "redirections": ("f() { echo out; echo err >&2; } 2>&1 | :; f() { echo kept; } 2>/dev/null", "f", "kept"),
     "subshell_body": ("f() ( x=inside; echo $x )", "f; echo ${x-none}", "inside\nnone"),
     "arithmetic_body": ("f() (( $1 > 2 ))", "f 3 && echo more; f 1 || echo less", "more\nless"),
@@ -237,7 +237,7 @@ def the_umask_is_remembered(open: Opener) -> None:
     """`umask` holds for the files that later commands make."""
     env = open()
     say(env, "umask 027")
-    assert say(env, 'umask; cd "$(mktemp -d)"; touch f; mkdir d; ls -ld f d | cut -c-10') == (
+    assert say(env, 'umask; cd "$(mktemp -d)"; touch f; mkdir d; ls -ld f | cut -c-10; ls -ld d | cut -c-10') == (
         "0027\n-rw-r-----\ndrwxr-x---"
     )
     assert env.state.umask == "0027"
