@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.agent.harness import AgentClient
 
 from hermitcrab.agent import build
+from tests.agent.harness import AgentClient
 
 SOURCES = Path(build.__file__).parents[2]
 

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from hermitcrab.agent import wire
+from hermitcrab.agent.wire import Ask, Cause, Fd, FdKind, Start, Tell
 from tests.agent.harness import (
     CONTENT,
     ENV,
@@ -25,9 +28,6 @@ from tests.agent.harness import (
     kill_quietly,
     wait_dead,
 )
-
-from hermitcrab.agent import wire
-from hermitcrab.agent.wire import Ask, Cause, Fd, Start, Tell
 
 Connect = Callable[..., AgentClient]
 WITH_INPUT = (Fd(0, INPUT), Fd(1, OUTPUT), Fd.same_as(2, 1))
@@ -191,6 +191,24 @@ class TestDescriptors:
     def test_apart(self, agent: AgentClient) -> None:
         outcome = agent.run("echo out; echo err >&2", fds=[Fd(1, OUTPUT), Fd(2, OUTPUT)])
         assert (outcome[1], outcome[2]) == (b"out\n", b"err\n")
+
+    @pytest.mark.parametrize("size", [0, 7, 3 << 20])
+    def test_a_file_is_sent_at_the_end(self, agent: AgentClient, size: int) -> None:
+        fds = [*PLAIN, Fd(247, FdKind.FILE)]
+        outcome = agent.run(f"head -c {size} /dev/zero >&247; printf end >&247; echo out; exit 7", fds=fds)
+        assert outcome[247] == b"\0" * size + b"end"
+        assert (outcome[1], outcome.ended.code) == (b"out\n", 7)
+
+    def test_a_file_says_nothing_while_the_process_runs(self, agent: AgentClient) -> None:
+        fds = [Fd(0, INPUT), Fd(1, OUTPUT), Fd(247, FdKind.FILE)]
+        exec_id = agent.shell("echo early >&247; echo ready; read x", fds=fds)
+        assert agent.wait_output(exec_id, b"ready\n")[247] == b""
+        agent.send(wire.frame(Ask.CLOSE, exec_id, 0))
+        assert agent.wait_exit(exec_id)[247] == b"early\n"
+
+    def test_a_file_of_no_end_is_cut(self, agent: AgentClient) -> None:
+        outcome = agent.run("truncate -s 1G /proc/self/fd/247", fds=[*PLAIN, Fd(247, FdKind.FILE)])
+        assert len(outcome[247]) == 64 << 20
 
     def test_state_descriptor(self, agent: AgentClient) -> None:
         outcome = agent.run("echo out; echo state >&247; exit 7", fds=[*PLAIN, Fd(247, OUTPUT)])

@@ -163,14 +163,19 @@ def leaks_locals() -> AbstractContextManager[Any]:
     return patch.object(script, "_QUOTED_EXIT_TRAP", script.quote(trap))
 
 
-@_mutant("a_background_process_lives_on[plain]", "a_server_answers_in_later_commands")
+@_mutant("a_background_process_lives_on[plain]", "many_background_processes_live_on")
 def background_dies_with_its_command() -> AbstractContextManager[Any]:
     """The end of the shell is the end of what it left in the background."""
+    held: dict[tuple[AgentSandbox, int], Frame] = {}
 
     def dispatch(self: AgentSandbox, frame: Frame) -> None:
         process = self._execs.get(frame.exec_id)
         if frame.type == Tell.EXIT and process is not None:
             process.kill(0)
+            held[self, frame.exec_id] = frame
+            return
+        if frame.type == Tell.GONE and (exit_ := held.pop((self, frame.exec_id), None)):
+            _dispatch(self, exit_)
         _dispatch(self, frame)
 
     return patch.object(AgentSandbox, "_dispatch", dispatch)

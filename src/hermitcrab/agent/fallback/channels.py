@@ -15,6 +15,7 @@ from hermitcrab.agent.fallback.events import CHUNK, Loop
 from hermitcrab.agent.wire import Tell
 
 OUTBOX_LIMIT = 1 << 20
+LARGEST_FILE = 64 << 20
 # What poll(2) says of a pipe that nobody reads any more: Linux the one, others the other.
 _UNREAD = select.POLLERR | select.POLLHUP
 
@@ -171,15 +172,38 @@ class Output(Channel):
                 self.owed = 0  # the program read from its own output: those bytes are gone
             return
         if data and self.owed:
-            self.credit -= len(data)
-            self.owed -= len(data)
-            self.outbox.send(wire.frame(Tell.DATA, self.exec_id, self.number, data))
+            self._send(data)
         elif not data and math.isinf(self.owed):
             self.end()
         elif not data:  # EXIT will say that, or has
             self.close()
 
+    def _send(self, data: bytes) -> None:
+        self.credit -= len(data)
+        self.owed -= len(data)
+        self.outbox.send(wire.frame(Tell.DATA, self.exec_id, self.number, data))
+
     def _room(self) -> int:
         if not self.owed:
             return CHUNK
         return 0 if self.outbox.full else int(min(CHUNK, self.credit, self.owed))
+
+
+@dataclass(eq=False)
+class File(Output):
+    """What a program leaves in a file: read once, when it has ended."""
+
+    owed: float = 0
+
+    def settle(self) -> None:
+        if self.fd is not None:
+            self.owed = min(os.lseek(self.fd, 0, os.SEEK_END), LARGEST_FILE)
+            os.lseek(self.fd, 0, os.SEEK_SET)
+            self.pump()
+
+    def pump(self, events: int = 0) -> None:
+        while self.fd is not None and self.owed and (room := self._room()):
+            if data := os.read(self.fd, room):
+                self._send(data)
+            else:
+                self.owed = 0  # somebody shortened it meanwhile

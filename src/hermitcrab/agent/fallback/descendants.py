@@ -171,7 +171,8 @@ def _freeze(members: Callable[[], set[int]]) -> set[int]:
 def deliver(pids: Iterable[int], number: int) -> set[int]:
     """Sends a signal; returns those that it may not be sent to. One that has just ended was reached."""
     denied: set[int] = set()
-    for pid in pids:
+    # Parents mostly first: a shell that sees its child end would say so before it ends itself.
+    for pid in sorted(pids):
         # To kill(2), 0 and negative numbers are whole groups.
         if pid <= 1:
             raise ValueError(f"no process of a command: {pid}")

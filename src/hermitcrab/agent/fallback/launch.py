@@ -52,6 +52,7 @@ class Plumbing:
     program: dict[int, int] = field(default_factory=dict)
     inputs: dict[int, int] = field(default_factory=dict)
     outputs: dict[int, int] = field(default_factory=dict)
+    files: dict[int, int] = field(default_factory=dict)
 
     def lay(self, fds: Iterable[wire.Fd]) -> None:
         """All of them or none."""
@@ -60,7 +61,7 @@ class Plumbing:
                 self._add(fd)
         except OSError:
             self.close_program_side()
-            for ours in (*self.inputs.values(), *self.outputs.values()):
+            for ours in (*self.inputs.values(), *self.outputs.values(), *self.files.values()):
                 os.close(ours)
             raise
 
@@ -76,6 +77,9 @@ class Plumbing:
                 os.set_blocking(self.outputs[fd.number], False)
             case FdKind.CONTENT:
                 self.program[fd.number] = open_content(fd.content)
+            case FdKind.FILE:
+                self.program[fd.number] = open_content(b"")
+                self.files[fd.number] = os.dup(self.program[fd.number])
             case FdKind.SAME:
                 self.program[fd.number] = self.program[fd.content[0]]
 

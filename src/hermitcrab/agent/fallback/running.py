@@ -6,7 +6,7 @@ import select
 import signal
 
 from hermitcrab.agent import wire
-from hermitcrab.agent.fallback.channels import Channel, Input, Outbox, Output
+from hermitcrab.agent.fallback.channels import Channel, File, Input, Outbox, Output
 from hermitcrab.agent.fallback.descendants import deliver
 from hermitcrab.agent.fallback.events import Link, Loop
 from hermitcrab.agent.fallback.launch import Plumbing
@@ -30,7 +30,7 @@ class Running:
         self.is_gone = False
 
     def connect(self, plumbing: Plumbing) -> None:
-        for kind, ends in ((Input, plumbing.inputs), (Output, plumbing.outputs)):
+        for kind, ends in ((Input, plumbing.inputs), (Output, plumbing.outputs), (File, plumbing.files)):
             for number, fd in ends.items():
                 self._channels[number] = kind(self._loop, self._outbox, self._exec_id, number, fd)
         self.pump()
