@@ -51,7 +51,9 @@ def fresh() -> ShellState:
     return parse(run(script.bootstrap(b""), script.message(b":")).dump).state
 
 
-def execute(command: str, state: ShellState, bare: ShellState, previous: Parsed | None = None) -> tuple[Told, Parsed]:
+def execute(
+    command: str, state: ShellState, bare: ShellState, previous: Parsed | None = None
+) -> tuple[Told, Parsed]:
     """One command in a shell that is restored to `state`, and the state it leaves."""
     restore = script.changes(bare, state)
     assert restore is not None

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import required
 
 import hermitcrab
 from hermitcrab.agent.program import CHOICE
 from hermitcrab.backends import registry
 from hermitcrab.testing import CASES, Case
 from hermitcrab.testing.for_pytest import check, parameters
+from tests.conftest import required
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests import raw_bash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies import function_names, states, text
 
 from hermitcrab.core import dump, script
 from hermitcrab.core.dump import DamagedDump, NoDirectory
 from hermitcrab.core.state import ShellState, Variable
+from tests import raw_bash
+from tests.strategies import function_names, states, text
 
 BARE = raw_bash.fresh()
 real = settings(deadline=None, max_examples=60)
@@ -42,7 +42,12 @@ def test_a_state_survives_a_shell(state: ShellState) -> None:
 
 
 @real
-@given(states(BARE), st.sampled_from(["true", "exit 3", "set -e; false", "trap : EXIT", "set -euxv; true", "f() { local v=1; exit; }; f"]))
+@given(
+    states(BARE),
+    st.sampled_from(
+        ["true", "exit 3", "set -e; false", "trap : EXIT", "set -euxv; true", "f() { local v=1; exit; }; f"]
+    ),
+)
 def test_a_state_survives_two_shells_and_any_end(state: ShellState, command: str) -> None:
     _, first = raw_bash.execute("true", state, BARE)
     _, second = raw_bash.execute(command, first.state, BARE, first)
@@ -77,7 +82,7 @@ bodies = st.lists(
         st.just("if true; then echo yes; else echo no; fi"),
         st.just("for i in 1 2; do echo $i; done | cat"),
         st.just("case $1 in a|b) echo ab;; *) ;; esac"),
-        st.just("x=$(cat <<E\n$1\nE\n); echo \"$x\""),
+        st.just('x=$(cat <<E\n$1\nE\n); echo "$x"'),
         st.just("(cat <<A; cat <<B)\na\nA\nb\nB"),
         st.just("g () \n{ \n    echo inner\n}; g"),
     ),
@@ -99,7 +104,9 @@ def test_functions_survive_and_do_the_same(functions: dict[str, list[str]]) -> N
 
 
 WHOLE = raw_bash.execute(
-    "a=1; list=(x 'y z'); declare -A m=([k]=v); f() { echo f; }; export -f f; alias l=ls; declare -n r=a", BARE, BARE
+    "a=1; list=(x 'y z'); declare -A m=([k]=v); f() { echo f; }; export -f f; alias l=ls; declare -n r=a",
+    BARE,
+    BARE,
 )[0].dump
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from tests import raw_bash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies import nasty, raw, text
 
 from hermitcrab.core import script
 from hermitcrab.core.state import ShellState, Variable
+from tests import raw_bash
+from tests.strategies import nasty, raw, text
 
 words = st.lists(st.one_of(raw, nasty, text), min_size=1, max_size=12)
 
@@ -38,7 +38,9 @@ def test_a_quoted_word_is_one_line_of_ascii(word: str) -> None:
 
 def test_every_byte_can_be_quoted() -> None:
     everything = bytes(range(1, 256))
-    done = subprocess.run(["bash", "-c", b"printf %s " + script.quote(everything)], capture_output=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", b"printf %s " + script.quote(everything)], capture_output=True, check=True
+    )
     assert done.stdout == everything
 
 

@@ -7,7 +7,6 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies import any_state, names, variables
 
 from hermitcrab.core.state import (
     PLACE_BOUND,
@@ -20,6 +19,7 @@ from hermitcrab.core.state import (
     with_variables,
 )
 from hermitcrab.errors import ConfigError
+from tests.strategies import any_state, names, variables
 
 states = any_state(place="here", trusted=True)
 BASE = ShellState(cwd="/", variables={"kept": Variable("1")})
@@ -32,7 +32,12 @@ def test_json_round_trip(state: ShellState) -> None:
     assert ShellState.from_json(text) == state
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
 def test_json_that_is_no_state_is_refused(value: object) -> None:
     with pytest.raises(ConfigError):
         ShellState.from_json(json.dumps(value))
@@ -42,7 +47,9 @@ def test_json_that_is_no_state_is_refused(value: object) -> None:
 def test_a_damaged_part_is_refused_or_harmless(state: ShellState, data: st.DataObject) -> None:
     saved = json.loads(state.to_json())
     key = data.draw(st.sampled_from(sorted(saved)))
-    saved[key] = data.draw(st.sampled_from([None, 5, "x", "\0", ["\0"], {"bad name": ["", "", ""]}, [[]], {"a": 1}]))
+    saved[key] = data.draw(
+        st.sampled_from([None, 5, "x", "\0", ["\0"], {"bad name": ["", "", ""]}, [[]], {"a": 1}])
+    )
     try:
         loaded = ShellState.from_json(json.dumps(saved))
     except ConfigError:
@@ -57,7 +64,9 @@ def test_who_changed_nothing_changes_nothing(base: ShellState, ours: ShellState)
     assert merge(base, ours, ours) == ours
 
 
-@given(st.dictionaries(names, variables), st.dictionaries(names, variables), st.dictionaries(names, variables))
+@given(
+    st.dictionaries(names, variables), st.dictionaries(names, variables), st.dictionaries(names, variables)
+)
 def test_disjoint_changes_are_both_kept(
     shared: dict[str, Variable], mine: dict[str, Variable], yours: dict[str, Variable]
 ) -> None:
@@ -72,7 +81,10 @@ def test_disjoint_changes_are_both_kept(
     assert (merged.cwd, merged.umask) == ("/one", "0077")
 
 
-@given(st.lists(st.tuples(names, variables), min_size=1, max_size=13, unique_by=lambda pair: pair[0]), st.randoms())
+@given(
+    st.lists(st.tuples(names, variables), min_size=1, max_size=13, unique_by=lambda pair: pair[0]),
+    st.randoms(),
+)
 def test_any_number_merge_in_any_order(changes: list[tuple[str, Variable]], random: st.Random) -> None:
     base = ShellState(cwd="/")
     ends = [ShellState(cwd="/", variables={name: value}) for name, value in changes]
@@ -86,7 +98,9 @@ def test_any_number_merge_in_any_order(changes: list[tuple[str, Variable]], rand
 @given(states, states, states)
 def test_a_merge_holds_nothing_of_its_own(base: ShellState, ours: ShellState, theirs: ShellState) -> None:
     merged = merge(base, ours, theirs)
-    for name in merged.variables.keys() | base.variables.keys() | ours.variables.keys() | theirs.variables.keys():
+    for name in (
+        merged.variables.keys() | base.variables.keys() | ours.variables.keys() | theirs.variables.keys()
+    ):
         before, one, two = (each.variables.get(name) for each in (base, ours, theirs))
         assert merged.variables.get(name) == (one if two == before else two)
     assert merged.options >= ours.options & theirs.options
@@ -121,7 +135,9 @@ def test_moving_may_take_code_along() -> None:
 
 def test_what_belongs_to_a_place_stays_there() -> None:
     state = ShellState(
-        cwd="/x", place="there", variables={"HOME": Variable("/there", "x"), "LD_PRELOAD": Variable("evil", "x"), "v": Variable("1")}
+        cwd="/x",
+        place="there",
+        variables={"HOME": Variable("/there", "x"), "LD_PRELOAD": Variable("evil", "x"), "v": Variable("1")},
     )
     arrival = ShellState(cwd="/home", place="here", trusted=True, variables={"HOME": Variable("/here", "x")})
     moved = moved_to(state, arrival)
@@ -135,7 +151,19 @@ def test_going_on_in_the_same_place_keeps_everything() -> None:
     assert (moved.cwd, moved.oldpwd, moved.environ["HOME"]) == ("/x", "/y", "/moved")
 
 
-@pytest.mark.parametrize("name", ["LD_PRELOAD", "BASH_ENV", "PYTHONPATH", "PERL5LIB", "GIT_SSH_COMMAND", "PROMPT_COMMAND", "NODE_OPTIONS", "BASH_FUNC_x%%"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LD_PRELOAD",
+        "BASH_ENV",
+        "PYTHONPATH",
+        "PERL5LIB",
+        "GIT_SSH_COMMAND",
+        "PROMPT_COMMAND",
+        "NODE_OPTIONS",
+        "BASH_FUNC_x%%",
+    ],
+)
 def test_loader_variables_are_known(name: str) -> None:
     assert is_loader(name)
 

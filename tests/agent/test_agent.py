@@ -645,7 +645,7 @@ MALFORMED = {
     "descriptor twice": start_fields((1, b"true"), (4, b"\1\2"), (4, b"\1\2")),
     "same as nothing": start_fields((1, b"true"), (4, b"\2\4\1")),
     "same as itself": start_fields((1, b"true"), (4, b"\1\4\1")),
-    "unknown kind": start_fields((1, b"true"), (4, b"\1\5")),
+    "unknown kind": start_fields((1, b"true"), (4, b"\1\6")),
     "short descriptor": start_fields((1, b"true"), (4, b"\1")),
     "long descriptor": start_fields((1, b"true"), (4, b"\1\2x")),
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hermitcrab.testing.known import LIMITS
 from hermitcrab.testing.suite import CASES, Case, Inapplicable, Opener
 
 if TYPE_CHECKING:
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
 
 
 def parameters(cannot: Mapping[str, str] | None = None) -> list[ParameterSet]:
-    """One parameter per case. `cannot` names the cases that a provider truly cannot meet, each with the reason;
-    such a case must fail, so that the reason goes away with the inability."""
-    cannot = cannot or {}
+    """One parameter per case. `cannot` names the cases that a provider truly cannot meet, each with the reason.
+
+    Such a case must fail, so that the reason goes away with the inability. Those in `LIMITS` are added.
+    """
+    cannot = {**LIMITS, **(cannot or {})}
     if unknown := cannot.keys() - CASES.keys():
         raise ValueError(f"no case is named {', '.join(sorted(unknown))}")
     return [

@@ -110,7 +110,9 @@ def host_processes() -> dict[int, str]:
     found: dict[int, str] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found[int(entry.name)] = (
+                (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
         except OSError:
             continue  # it ended meanwhile
     return found

@@ -38,7 +38,7 @@ def a_server_answers_in_later_commands(open: Opener) -> None:
     """A server that one command started serves the next ones."""
     env = open()
     scratch(env)
-    say(env, "mkfifo ask answer; while read -r line <ask; do echo \"you said $line\" >answer; done &")
+    say(env, 'mkfifo ask answer; while read -r line <ask; do echo "you said $line" >answer; done &')
     for word in ("one", "two"):
         assert say(env, f"echo {word} >ask; cat answer") == f"you said {word}"
 
@@ -48,7 +48,9 @@ def output_after_the_shells_end_does_not_kill(open: Opener) -> None:
     """A background process may print for ever: nobody reads it, and it is not ended for it."""
     env = open()
     scratch(env)
-    command = "mkfifo go done; (read -r x <go; seq 300000; seq 300000 >&2; echo $? >done; sleep 600) & echo $!"
+    command = (
+        "mkfifo go done; (read -r x <go; seq 300000; seq 300000 >&2; echo $? >done; sleep 600) & echo $!"
+    )
     pid = pids_in(say(env, command))[0]
     assert say(env, "echo >go; cat done") == "0"
     assert alive(env, pid) == [pid]

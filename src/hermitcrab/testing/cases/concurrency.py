@@ -51,7 +51,8 @@ def the_later_end_wins_for_the_same_variable(open: Opener) -> None:
     say(env, "mkfifo begun go")
     with meanwhile(env, "v=slow; echo >begun; read -r x <go; unset x; cd /", cwd=base) as future:
         say(env, "cat begun", cwd=base)
-        say(env, f"v=quick; w=1; cd /usr; echo >{base}/go")
+        say(env, "v=quick; w=1; cd /usr")
+        say(env, f"echo >{base}/go")
         future.result(PATIENCE)
     assert (value(env, "v"), value(env, "w"), env.cwd) == ("slow", "1", "/")
 
@@ -65,7 +66,9 @@ def thirteen_commands_at_once_all_count(open: Opener) -> None:
     def one(number: int) -> int:
         # Nobody ends before everybody has begun.
         wait = f"echo >>{base}/begun; until test $(wc -l <{base}/begun) -ge 13; do sleep 0.02; done"
-        return env.execute(f"v{number}={number}; f{number}() {{ echo {number}; }}; {wait}", timeout=PATIENCE).returncode
+        return env.execute(
+            f"v{number}={number}; f{number}() {{ echo {number}; }}; {wait}", timeout=PATIENCE
+        ).returncode
 
     with ThreadPoolExecutor(13) as pool:
         assert list(pool.map(one, range(13))) == [0] * 13

@@ -8,7 +8,7 @@ from hermitcrab.testing.suite import Opener, case, cases
 
 NAMES = {
     "blanks": "with two  blanks",
-    "quotes": "it's \"quoted\"",
+    "quotes": 'it\'s "quoted"',
     "line_break": "two\nlines",
     "trailing_blank": "trailing ",
     "trailing_line_break": "trailing\n",
@@ -34,7 +34,9 @@ def a_directory_of_any_name_is_remembered(open: Opener, name: str) -> None:
     """`cd` into a directory of whatever name, and the next command is in it."""
     env = open()
     base = scratch(env)
-    env.execute('IFS= read -r -d "" name; mkdir -- "./$name" && cd "./$name" && : >here', stdin_data=name + "\0")
+    env.execute(
+        'IFS= read -r -d "" name; mkdir -- "./$name" && cd "./$name" && : >here', stdin_data=name + "\0"
+    )
     assert env.cwd == f"{base}/{name}"
     assert say(env, "ls; unset name") == "here"
     say(env, "cd /")
@@ -75,7 +77,15 @@ def a_relative_cwd_is_relative_to_the_session(open: Opener) -> None:
     assert say(env, "pwd", cwd="./a/../a") == f"{base}/a"
 
 
-@cases({"missing": "/no/such/place", "relative": "nowhere", "home": "~/nowhere", "a_file": "/etc/passwd", "long": "/x" * 3000})
+@cases(
+    {
+        "missing": "/no/such/place",
+        "relative": "nowhere",
+        "home": "~/nowhere",
+        "a_file": "/etc/passwd",
+        "long": "/x" * 3000,
+    }
+)
 def a_missing_directory_is_126_and_runs_nothing(open: Opener, cwd: str) -> None:
     """A directory that cannot be entered answers 126, says which, and the command is not run."""
     env = open()
@@ -141,7 +151,9 @@ def a_very_deep_directory_is_remembered(open: Opener) -> None:
     """A path beyond 4096 bytes does not break the session."""
     env = open()
     scratch(env)
-    env.execute('for i in {1..25}; do mkdir "$(printf %0200d $i)" && cd "$_" || exit 1; done; kept=1', timeout=20)
+    env.execute(
+        'for i in {1..25}; do mkdir "$(printf %0200d $i)" && cd "$_" || exit 1; done; kept=1', timeout=20
+    )
     env.execute("true")
     works(env)
     assert value(env, "kept") == "1"

@@ -115,7 +115,7 @@ REDIRECTED = {
     "input_closed": "exec <&-; true",
     "to_a_full_device": "exec >/dev/full; echo hidden 2>/dev/null",
     "to_a_process": "exec > >(cat >/dev/null); echo hidden",
-    "descriptors_closed": "for fd in {3..9} {10..255..40}; do eval \"exec $fd>&-\"; done",
+    "descriptors_closed": 'for fd in {3..9} {10..255..40}; do eval "exec $fd>&-"; done',
     "low_descriptors_used": "exec 3>f 4>f 5>f 6>f 7>f 8>f 9>f; echo x >&7",
     "input_from_a_file": "echo 'echo injected' >f; exec <f",
 }
@@ -138,7 +138,7 @@ def closing_every_descriptor_loses_no_session(open: Opener) -> None:
     """A command that closes every file it finds open may lose its own changes, never the session."""
     env = open()
     say(env, "kept=1")
-    env.execute("for fd in {3..255}; do eval \"exec $fd>&-\" 2>/dev/null; done; kept=2")
+    env.execute('for fd in {3..255}; do eval "exec $fd>&-" 2>/dev/null; done; kept=2')
     works(env)
     assert value(env, "kept") in ("1", "2")
 
@@ -161,7 +161,18 @@ def half_a_state_changes_nothing(open: Opener) -> None:
     """A shell that dies in the middle of telling its state leaves the session as it was."""
     env = open()
     say(env, "kept=1; fn() { echo fn; }; cd /usr")
-    sections = ["", DUMP_BEGIN.decode(), "braceexpand", "", "", "", "", "0022\\n/\\n", "", 'declare -- torn="1"\\n']
+    sections = [
+        "",
+        DUMP_BEGIN.decode(),
+        "braceexpand",
+        "",
+        "",
+        "",
+        "",
+        "0022\\n/\\n",
+        "",
+        'declare -- torn="1"\\n',
+    ]
     env.execute(f"printf '%b\\0' {' '.join(map(shlex.quote, sections))} >&{STATE_FD}; kill -9 $$")
     assert "torn" not in env.state.variables
     assert say(env, "echo $kept; fn; pwd; echo ${torn-whole}") == "1\nfn\n/usr\nwhole"

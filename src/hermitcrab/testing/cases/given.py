@@ -16,7 +16,7 @@ MB = 1 << 20
 def a_command_of_megabytes_runs(open: Opener) -> None:
     """A command may be 3 MB long."""
     env = open()
-    text = "it's a line of text, with \\ and \u00e9 and $HOME in \"it\"\n" * (3 * MB // 58)
+    text = 'it\'s a line of text, with \\ and \u00e9 and $HOME in "it"\n' * (3 * MB // 58)
     quoted = text.replace("'", "'\\''")
     result = env.execute(f"big='{quoted}'; LC_ALL=C; printf %s \"$big\" | md5sum; unset big LC_ALL")
     assert result.output.split()[0] == hashlib.md5(text.encode()).hexdigest()
@@ -47,7 +47,13 @@ def a_nul_byte_in_a_command_is_refused(open: Opener) -> None:
     works(env)
 
 
-@cases({"command": {"command": "echo \ud800"}, "cwd": {"command": "pwd", "cwd": "/\ud800"}, "stdin": {"command": "cat", "stdin_data": "\ud800"}})
+@cases(
+    {
+        "command": {"command": "echo \ud800"},
+        "cwd": {"command": "pwd", "cwd": "/\ud800"},
+        "stdin": {"command": "cat", "stdin_data": "\ud800"},
+    }
+)
 def text_that_cannot_be_encoded_is_refused(open: Opener, arguments: dict[str, Any]) -> None:
     """A lone surrogate is a ValueError at once, never a hang."""
     env = open()
@@ -113,7 +119,9 @@ def without_input_a_command_reads_the_end_at_once(open: Opener) -> None:
 def input_is_shared_by_the_commands_programs_in_turn(open: Opener) -> None:
     """What one program leaves of stdin, the next one reads."""
     env = open()
-    assert say(env, "read -r a; read -r b; echo $b $a; cat", stdin_data="one\ntwo\nthree\n") == "two one\nthree"
+    assert (
+        say(env, "read -r a; read -r b; echo $b $a; cat", stdin_data="one\ntwo\nthree\n") == "two one\nthree"
+    )
 
 
 @case
@@ -139,7 +147,7 @@ def input_in_a_loop_and_output_at_once_do_not_block(open: Opener) -> None:
 def env_option_is_in_the_sessions_environment(open: Opener) -> None:
     """`env=` variables are exported from the first command on, to the byte."""
     env = open(env={"GIVEN": "a 'b'\n$c \\", "EMPTY": "", "UNICODE": "é"})
-    assert env.execute("printf %s \"$GIVEN\"; env | grep -c -e ^GIVEN= -e ^EMPTY=").output == "a 'b'\n$c \\2\n"
+    assert env.execute('printf %s "$GIVEN"; env | grep -c -e ^GIVEN= -e ^EMPTY=').output == "a 'b'\n$c \\2\n"
     assert value(env, "UNICODE") == "é"
     say(env, "unset GIVEN")
     assert say(env, "echo ${GIVEN-gone}") == "gone"

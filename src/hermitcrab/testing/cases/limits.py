@@ -7,7 +7,17 @@ import time
 from typing import Any
 
 from hermitcrab.result import INTERRUPTED, TIMED_OUT, Outcome
-from hermitcrab.testing.inside import PATIENCE, alive, meanwhile, pids_in, read_until, say, scratch, value, works
+from hermitcrab.testing.inside import (
+    PATIENCE,
+    alive,
+    meanwhile,
+    pids_in,
+    read_until,
+    say,
+    scratch,
+    value,
+    works,
+)
 from hermitcrab.testing.suite import Opener, case, cases
 
 
@@ -26,7 +36,10 @@ def a_timeout_answers_124_with_what_was_printed(open: Opener) -> None:
 def a_timeout_says_so_on_a_line_of_its_own(open: Opener) -> None:
     """The last line is its own, also after output that ends in the middle of one."""
     env = open()
-    assert env.execute("printf partial; sleep 600", timeout=0.3).output == "partial\n[Command timed out after 0.3s]\n"
+    assert (
+        env.execute("printf partial; sleep 600", timeout=0.3).output
+        == "partial\n[Command timed out after 0.3s]\n"
+    )
     result = env.execute("echo out; echo err >&2; sleep 600", timeout=0.3, separate=True)
     assert (result.stdout, result.stderr) == ("out\n", "err\n[Command timed out after 0.3s]\n")
 
@@ -41,7 +54,17 @@ def a_limit_may_be_a_fraction(open: Opener, limit: float) -> None:
     assert result.output == f"[Command timed out after {limit:g}s]\n"
 
 
-@cases({"0": 0, "negative": -1, "negative_fraction": -0.5, "nan": math.nan, "infinity": math.inf, "text": "5", "true": True})
+@cases(
+    {
+        "0": 0,
+        "negative": -1,
+        "negative_fraction": -0.5,
+        "nan": math.nan,
+        "infinity": math.inf,
+        "text": "5",
+        "true": True,
+    }
+)
 def a_limit_that_is_none_is_refused(open: Opener, limit: Any) -> None:
     """0, negative numbers and what is no number are errors, and nothing is run."""
     env = open()

@@ -87,7 +87,18 @@ def local_arrays_do_not_replace_arrays(open: Opener) -> None:
     assert attributes(env, "n") == {"i"}
 
 
-@cases(["IFS=,", "PATH=/nowhere", "HOME=/nowhere", "LC_ALL=C", "TMOUT=1", "POSIXLY_CORRECT=1", "PWD=/nowhere", "_=x"])
+@cases(
+    [
+        "IFS=,",
+        "PATH=/nowhere",
+        "HOME=/nowhere",
+        "LC_ALL=C",
+        "TMOUT=1",
+        "POSIXLY_CORRECT=1",
+        "PWD=/nowhere",
+        "_=x",
+    ]
+)
 def a_local_of_bashs_own_does_not_leak(open: Opener, assignment: str) -> None:
     """Locals that bash goes by (IFS, PATH and the like) do not become the session's."""
     name, _, given = assignment.partition("=")
@@ -107,7 +118,9 @@ def what_a_function_changes_globally_is_kept(open: Opener) -> None:
     """Globals that a function sets before it exits are remembered, beside its locals."""
     env = open()
     say(env, "a=1; readonly fixed=f; declare -n link=a")
-    env.execute("f() { local v=1; a=2; new=3; declare -g more=4; export shown=5; list=(x y); unset v; cd /usr; exit; }; f")
+    env.execute(
+        "f() { local v=1; a=2; new=3; declare -g more=4; export shown=5; list=(x y); unset v; cd /usr; exit; }; f"
+    )
     assert say(env, "echo $a $new $more $shown ${list[1]} $fixed $link; pwd") == "2 3 4 5 y f 2\n/usr"
 
 

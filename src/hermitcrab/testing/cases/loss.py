@@ -31,7 +31,9 @@ def a_dead_sandbox_is_an_exception(open: Opener) -> None:
     env = open()
     agent = _agent(env)
     try:
-        result = env.execute(f"echo before; sleep 0.2; kill -9 {agent}; sleep 600; echo after", timeout=PATIENCE)
+        result = env.execute(
+            f"echo before; sleep 0.2; kill -9 {agent}; sleep 600; echo after", timeout=PATIENCE
+        )
     except SandboxLost as error:
         assert error.partial_output == "before\n"
     else:

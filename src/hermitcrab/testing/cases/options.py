@@ -5,10 +5,27 @@ from __future__ import annotations
 from hermitcrab.testing.inside import say, value, works
 from hermitcrab.testing.suite import Opener, case, cases
 
-CARRIED = (
-    "allexport braceexpand errtrace functrace hashall histexpand ignoreeof interactive-comments keyword "
-    "monitor noclobber noglob nolog notify physical pipefail posix vi emacs"
-).split()
+CARRIED = [
+    "allexport",
+    "braceexpand",
+    "errtrace",
+    "functrace",
+    "hashall",
+    "histexpand",
+    "ignoreeof",
+    "interactive-comments",
+    "keyword",
+    "monitor",
+    "noclobber",
+    "noglob",
+    "nolog",
+    "notify",
+    "physical",
+    "pipefail",
+    "posix",
+    "vi",
+    "emacs",
+]
 
 
 @cases(CARRIED)
@@ -46,7 +63,10 @@ def several_options_at_once_are_remembered(open: Opener) -> None:
     """Options of both kinds, set together, are all there later."""
     env = open()
     say(env, "set -o pipefail -o noclobber -f; shopt -s nullglob globstar dotglob nocasematch; set +B")
-    assert say(env, "echo {1,2} *; [[ a == A ]] && echo same; false | true || echo pipe") == "{1,2} *\nsame\npipe"
+    assert (
+        say(env, "echo {1,2} *; [[ a == A ]] && echo same; false | true || echo pipe")
+        == "{1,2} *\nsame\npipe"
+    )
     assert say(env, "shopt -p nullglob globstar dotglob nocasematch | grep -c -- -s") == "4"
 
 

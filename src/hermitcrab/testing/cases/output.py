@@ -86,7 +86,9 @@ def long_output_is_kept_in_a_file(open: Opener) -> None:
     env = open(output_limit=4096)
     result = env.execute("seq 100000")
     assert result.truncated
-    _check_spilled(result.output, result.output_path, "".join(f"{i}\n" for i in range(1, 100001)).encode(), 4096)
+    _check_spilled(
+        result.output, result.output_path, "".join(f"{i}\n" for i in range(1, 100001)).encode(), 4096
+    )
 
 
 @case

@@ -5,11 +5,57 @@ from __future__ import annotations
 from hermitcrab.testing.inside import say, value
 from hermitcrab.testing.suite import Opener, case, cases
 
-NAMES = (
-    "builtin exec exit printf pwd trap declare cd eval read unset test set "
-    "local return shopt alias unalias mapfile umask compgen command type source export kill true false echo [ : ."
-).split()
-KEYWORDS = "if then fi while do done case esac until for { } ! time function".split()
+NAMES = [
+    "builtin",
+    "exec",
+    "exit",
+    "printf",
+    "pwd",
+    "trap",
+    "declare",
+    "cd",
+    "eval",
+    "read",
+    "unset",
+    "test",
+    "set",
+    "local",
+    "return",
+    "shopt",
+    "alias",
+    "unalias",
+    "mapfile",
+    "umask",
+    "compgen",
+    "command",
+    "type",
+    "source",
+    "export",
+    "kill",
+    "true",
+    "false",
+    "echo",
+    "[",
+    ":",
+    ".",
+]
+KEYWORDS = [
+    "if",
+    "then",
+    "fi",
+    "while",
+    "do",
+    "done",
+    "case",
+    "esac",
+    "until",
+    "for",
+    "{",
+    "}",
+    "!",
+    "time",
+    "function",
+]
 # A program, because everything that is built in may have been redefined.
 _SHOW = '/usr/bin/env echo "$kept"'
 

@@ -72,7 +72,15 @@ def one_state_can_begin_many_sessions(open: Opener) -> None:
 def a_damaged_saved_state_is_refused(open: Opener) -> None:
     """What is no saved state is a ConfigError that says so."""
     text = open().state.to_json()
-    for damaged in ("", "{}", "[]", "null", text[:-10], text.replace('"version": 1', '"version": 99'), '{"version": 1}'):
+    for damaged in (
+        "",
+        "{}",
+        "[]",
+        "null",
+        text[:-10],
+        text.replace('"version": 1', '"version": 99'),
+        '{"version": 1}',
+    ):
         try:
             ShellState.from_json(damaged)
         except ConfigError:
@@ -122,5 +130,8 @@ def no_other_command_finds_the_state_in_a_file(open: Opener) -> None:
     env = open()
     say(env, "private=the-value-of-this-variable; touch /tmp/.crab-before 2>/dev/null; true")
     works(env)
-    found = say(env, "grep -rlsI the-value-of-this-variable /tmp /dev/shm /var/tmp --include='*hermit*' 2>/dev/null; true")
+    found = say(
+        env,
+        "grep -rlsI the-value-of-this-variable /tmp /dev/shm /var/tmp --include='*hermit*' 2>/dev/null; true",
+    )
     assert found == ""

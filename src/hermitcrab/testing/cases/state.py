@@ -55,7 +55,7 @@ def an_unset_variable_stays_unset(open: Opener) -> None:
     {
         "empty": "",
         "blanks": "  a  b\t",
-        "quotes": "it's \"quoted\" `not run` $(not run) $HOME \\ \\n",
+        "quotes": 'it\'s "quoted" `not run` $(not run) $HOME \\ \\n',
         "lines": "first\nsecond\n\n",
         "controls": "\x01\x02\x7f\x1b[0m\r\b\x0c",
         "unicode": "crab \U0001f980 é 中文",
@@ -92,8 +92,13 @@ def an_array_is_remembered(open: Opener) -> None:
 def an_associative_array_is_remembered(open: Opener) -> None:
     """An associative array comes back with whatever keys it has."""
     env = open()
-    say(env, "declare -A map=([plain]=1 ['two words']=2 [\"a'b\"]=3 ['x]y']=4 ['$HOME']=5 [$'n\\nl']=6 ['@']=7)")
-    asked = """echo "${#map[@]} ${map[plain]} ${map['two words']} ${map["a'b"]} ${map['x]y']} ${map['$HOME']}" """
+    say(
+        env,
+        "declare -A map=([plain]=1 ['two words']=2 [\"a'b\"]=3 ['x]y']=4 ['$HOME']=5 [$'n\\nl']=6 ['@']=7)",
+    )
+    asked = (
+        """echo "${#map[@]} ${map[plain]} ${map['two words']} ${map["a'b"]} ${map['x]y']} ${map['$HOME']}" """
+    )
     assert say(env, asked + "${map[$'n\\nl']}") == "7 1 2 3 4 5 6"
     assert dict(value(env, "map"))["@"] == "7"
     say(env, "declare -A none=()")
@@ -113,7 +118,9 @@ def an_integer_stays_one(open: Opener) -> None:
 def a_readonly_variable_stays_readonly(open: Opener) -> None:
     """`readonly` holds in later commands, and does not stand in the way of any of them."""
     env = open()
-    say(env, "readonly fixed=1; readonly -a fixed_list=(1 2); declare -ri fixed_number=7; declare -rx shown=9")
+    say(
+        env, "readonly fixed=1; readonly -a fixed_list=(1 2); declare -ri fixed_number=7; declare -rx shown=9"
+    )
     works(env)
     assert say(env, "(fixed=2) 2>/dev/null || echo refused; echo $fixed ${fixed_list[1]} $fixed_number") == (
         "refused\n1 2 7"
@@ -132,7 +139,13 @@ def a_reference_stays_one(open: Opener) -> None:
     assert say(env, "link=own; echo $target") == "after"
 
 
-@cases({"lowercase": ("l", "MiXed", "mixed"), "uppercase": ("u", "MiXed", "MIXED"), "capital": ("c", "miXED", "Mixed")})
+@cases(
+    {
+        "lowercase": ("l", "MiXed", "mixed"),
+        "uppercase": ("u", "MiXed", "MIXED"),
+        "capital": ("c", "miXED", "Mixed"),
+    }
+)
 def a_case_attribute_is_remembered(open: Opener, example: tuple[str, str, str]) -> None:
     """`declare -l`, `-u` and `-c` still change what is assigned later."""
     letter, given, becomes = example
@@ -154,7 +167,7 @@ def a_variable_declared_without_a_value_stays_so(open: Opener) -> None:
 def a_function_defined_in_one_command_works_in_the_next(open: Opener) -> None:
     """Functions are part of the session."""
     env = open()
-    say(env, "greet() { local who=${1:-world}; echo \"hello $who\"; }")
+    say(env, 'greet() { local who=${1:-world}; echo "hello $who"; }')
     assert say(env, "greet; greet crab") == "hello world\nhello crab"
     say(env, "greet() { echo changed; }")
     assert say(env, "greet") == "changed"
@@ -173,11 +186,15 @@ def an_exported_function_reaches_a_child_shell(open: Opener) -> None:
 
 
 FUNCTIONS = {
-    "heredoc": ("f() { cat <<END\nline $1\n}\nf () \n{\nEND\necho after; }", "f 1", "line 1\n}\nf () \n{\nafter"),
+    "heredoc": (
+        "f() { cat <<END\nline $1\n}\nf () \n{\nEND\necho after; }",
+        "f 1",
+        "line 1\n}\nf () \n{\nafter",
+    ),
     "quoted_heredoc": ("f() { cat <<'END'\n$HOME `x` \"\nEND\n}", "f", '$HOME `x` "'),
     "two_heredocs": ("f() { cat <<A - <<B\nunseen\nA\nseen\nB\n}", "f", "seen"),
     "heredoc_in_subshell": ("f() { (cat <<-END\n\ttext\n\tEND\n) | tr a-z A-Z; }", "f", "TEXT"),
-    "quotes": ("f() { echo 'it'\"'\"'s' \"a \\\"b\\\" \\$c\" $'t\\ttab'; }", "f", "it's a \"b\" $c t\ttab"),
+    "quotes": ("f() { echo 'it'\"'\"'s' \"a \\\"b\\\" \\$c\" $'t\\ttab'; }", "f", 'it\'s a "b" $c t\ttab'),
     "case_and_loops": (
         'f() { for x in "$@"; do case $x in a|b) echo ab;; *[0-9]) echo n;; (*) break;; esac; done; }',
         "f a 1 b z 2",
@@ -185,7 +202,11 @@ FUNCTIONS = {
     ),
     "nested": ("f() { g() { echo inner; }; g; }", "f; g", "inner\ninner"),
     "odd_name": ("my-tool.run() { echo odd; }; ns::f() { my-tool.run; }", "ns::f", "odd"),
-    "extglob": ("shopt -s extglob\nf() { case $1 in +([0-9])) echo digits;; esac; }\nshopt -u extglob", "f 12", "digits"),
+    "extglob": (
+        "shopt -s extglob\nf() { case $1 in +([0-9])) echo digits;; esac; }",
+        "shopt -s extglob; f 12; shopt -u extglob",
+        "digits",
+    ),
     "redirections": ("f() { echo out; echo err >&2; } 2>&1 | :; f() { echo kept; } 2>/dev/null", "f", "kept"),
     "subshell_body": ("f() ( x=inside; echo $x )", "f; echo ${x-none}", "inside\nnone"),
     "arithmetic_body": ("f() (( $1 > 2 ))", "f 3 && echo more; f 1 || echo less", "more\nless"),
@@ -237,9 +258,9 @@ def the_umask_is_remembered(open: Opener) -> None:
     """`umask` holds for the files that later commands make."""
     env = open()
     say(env, "umask 027")
-    assert say(env, 'umask; cd "$(mktemp -d)"; touch f; mkdir d; ls -ld f | cut -c-10; ls -ld d | cut -c-10') == (
-        "0027\n-rw-r-----\ndrwxr-x---"
-    )
+    assert say(
+        env, 'umask; cd "$(mktemp -d)"; touch f; mkdir d; ls -ld f | cut -c-10; ls -ld d | cut -c-10'
+    ) == ("0027\n-rw-r-----\ndrwxr-x---")
     assert env.state.umask == "0027"
 
 

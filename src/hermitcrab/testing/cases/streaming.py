@@ -83,7 +83,9 @@ def a_slow_reader_makes_the_command_wait(open: Opener) -> None:
 def input_can_be_written_while_the_command_runs(open: Opener) -> None:
     """`stream(stdin=True)` holds a conversation."""
     env = open()
-    running = env.stream('while read -r line; do echo "got $line"; done; echo end', stdin=True, timeout=PATIENCE)
+    running = env.stream(
+        'while read -r line; do echo "got $line"; done; echo end', stdin=True, timeout=PATIENCE
+    )
     for word in ("one", "two"):
         running.write(f"{word}\n")
         assert read_until(running, "\n") == f"got {word}\n"
@@ -153,7 +155,7 @@ def a_started_process_can_be_signalled(open: Opener) -> None:
 def a_started_process_can_be_killed(open: Opener) -> None:
     """`kill` ends it and everything that it started, TERM first."""
     env = open(kill_grace=5)
-    process = env.start("setsid sleep 600 & echo $!; trap 'echo bye; exit 0' TERM; echo up; sleep 601 & wait")
+    process = env.start("setsid sleep 600 & echo $!; trap 'echo bye; exit 0' TERM; sleep 601 & echo up; wait")
     (pid,) = pids_in(read_until(process, "up\n"))
     process.kill()
     assert "bye" in process.wait(PATIENCE).output
@@ -186,7 +188,10 @@ def what_runs_is_listed(open: Opener) -> None:
     """`processes` lists what was started and still runs, with what was asked for."""
     env = open()
     one, two = env.start("cat # one"), env.start("cat # two")
-    assert [(each.id, each.command) for each in env.processes()] == [(one.id, "cat # one"), (two.id, "cat # two")]
+    assert [(each.id, each.command) for each in env.processes()] == [
+        (one.id, "cat # one"),
+        (two.id, "cat # two"),
+    ]
     two.close_stdin()
     two.wait(PATIENCE)
     assert [each.id for each in env.processes()] == [one.id]
