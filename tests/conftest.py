@@ -1,9 +1,8 @@
-"""What every test gets: a home of its own, a quiet machine around it, and readable assertions of the contract suite."""
+"""What tests share: a home of their own, and readable assertions of the contract suite."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ def required() -> set[str]:
 
 
 @pytest.fixture
-def quiet_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def quiet_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home, an empty working directory, no configuration of whoever runs the tests."""
     home = tmp_path / "home"
     work = tmp_path / "work"
@@ -31,4 +30,4 @@ def quiet_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("TMPDIR", str(work))
     monkeypatch.chdir(work)
-    yield home
+    return home

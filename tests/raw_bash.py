@@ -1,4 +1,4 @@
-"""Real bash around `hermitcrab.core.script`, without an agent: what the text does, as fast as a shell starts."""
+"""Real bash around `hermitcrab.core.script`, without an agent."""
 
 from __future__ import annotations
 

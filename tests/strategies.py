@@ -89,7 +89,7 @@ shopts = st.frozensets(
 
 @st.composite
 def states(draw: st.DrawFn, base: ShellState) -> ShellState:
-    """A state that a shell which began as `base` could be in; functions need a real bash to be spelled right."""
+    """A state that a shell which began as `base` could be in; functions only bash can spell."""
     drawn: dict[str, Variable] = draw(st.dictionaries(names, variables, max_size=6))
     return ShellState(
         cwd=draw(st.sampled_from(["/", "/usr", "/tmp"])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import os
 import time
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_decoding_in_pieces_is_decoding_the_whole(text: str, cuts: list[int]) ->
     data = text.encode()
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    pieces = [decoder.decode(data[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [decoder.decode(data[a:b]) for a, b in itertools.pairwise(edges)]
     assert "".join(pieces) + decoder.decode(b"", final=True) == text
 
 

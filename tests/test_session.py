@@ -279,9 +279,10 @@ def test_a_dropped_environment_warns_and_its_processes_end(quiet_home: Path) -> 
     children = own_children()
     env = hermitcrab.open("local")
     (pid,) = pids_in(say(env, "setsid sleep 600 & echo $!"))
+    holder = [env]
+    del env
     with pytest.warns(ResourceWarning, match="without cleanup"):
-        del env
-        gc.collect()
+        _drop(holder)
     deadline = time.monotonic() + 15
     while time.monotonic() < deadline and (
         Path(f"/proc/{pid}").exists() or _living(own_children() - children)
@@ -289,6 +290,11 @@ def test_a_dropped_environment_warns_and_its_processes_end(quiet_home: Path) -> 
         time.sleep(0.02)
     assert not Path(f"/proc/{pid}").exists()
     assert not _living(own_children() - children)
+
+
+def _drop(holder: list[Environment]) -> None:
+    holder.clear()
+    gc.collect()
 
 
 def _living(pids: set[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -85,7 +86,7 @@ def test_disjoint_changes_are_both_kept(
     st.lists(st.tuples(names, variables), min_size=1, max_size=13, unique_by=lambda pair: pair[0]),
     st.randoms(),
 )
-def test_any_number_merge_in_any_order(changes: list[tuple[str, Variable]], random: st.Random) -> None:
+def test_any_number_merge_in_any_order(changes: list[tuple[str, Variable]], random: Random) -> None:
     base = ShellState(cwd="/")
     ends = [ShellState(cwd="/", variables={name: value}) for name, value in changes]
     random.shuffle(ends)

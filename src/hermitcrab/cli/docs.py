@@ -97,9 +97,10 @@ def backends_table(names: Iterable[str]) -> str:
     found = [facts(name) for name in names]
     titles = ["backend", *(name.replace("_", " ") for name in TRAITS), ""]
     rows = [titles, ["---"] * len(titles)]
-    rows += [
-        [f"`{each['name']}`", *(cell(each["traits"], name) for name in TRAITS), each["summary"]] for each in found
-    ]
+    rows.extend(
+        [f"`{each['name']}`", *(cell(each["traits"], name) for name in TRAITS), each["summary"]]
+        for each in found
+    )
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
@@ -114,5 +115,6 @@ def filled(text: str, mark: str, content: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(BUILT_IN), encoding="utf-8")
-    README.write_text(filled(README.read_text("utf-8"), "backends", backends_table(BUILT_IN)), encoding="utf-8")
+    readme = filled(README.read_text(encoding="utf-8"), "backends", backends_table(BUILT_IN))
+    README.write_text(readme, encoding="utf-8")
     print(f"wrote {PAGE} and the table in {README}")

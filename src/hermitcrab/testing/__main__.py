@@ -8,6 +8,7 @@ from typing import Any
 
 from hermitcrab.environment import Environment
 from hermitcrab.testing import CASES, Inapplicable
+from hermitcrab.testing.known import LIMITS
 
 
 def main(backend: str, wanted: str = "") -> int:
@@ -25,6 +26,9 @@ def main(backend: str, wanted: str = "") -> int:
         except Inapplicable as reason:
             verdict = f"unasked ({reason})"
         except Exception:
+            if case.name in LIMITS:
+                sys.stdout.write(f"limit   {case.name}: {LIMITS[case.name]}\n")
+                continue
             failed += 1
             verdict = "BROKEN "
             sys.stderr.write(traceback.format_exc())

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def parameters(cannot: Mapping[str, str] | None = None) -> list[ParameterSet]:
-    """One parameter per case. `cannot` names the cases that a provider truly cannot meet, each with the reason.
+    """One parameter per case. `cannot` names the cases that a provider truly cannot meet, with the reasons.
 
     Such a case must fail, so that the reason goes away with the inability. Those in `LIMITS` are added.
     """

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hermitcrab.core.state import Variable
 from hermitcrab.environment import Environment
 from hermitcrab.result import Result
 from hermitcrab.running import RunningCommand
 from hermitcrab.testing.suite import Inapplicable
+
+E = TypeVar("E", bound=BaseException)
 
 PATIENCE = 15.0
 """Seconds after which something that should happen at once is taken not to happen."""
@@ -92,6 +94,15 @@ def meanwhile(env: Environment, command: str, **options: Any) -> Iterator[Future
     """A command that runs in another thread while the block does."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(env.execute, command, **{"timeout": PATIENCE, **options})
+
+
+def raised(kind: type[E] | tuple[type[E], ...], action: Callable[[], object]) -> E:
+    """The exception of that kind that an action must raise."""
+    try:
+        outcome = action()
+    except kind as error:
+        return error
+    raise AssertionError(f"it was not refused but gave {outcome!r}")
 
 
 def reveals_nothing(output: str) -> None:

@@ -21,7 +21,7 @@ from hermitcrab.core.agent import AgentExec, AgentSandbox, Input
 from hermitcrab.core.capture import Capture
 from hermitcrab.core.command import Command, checked_stdin
 from hermitcrab.core.dump import DamagedDump, Parsed
-from hermitcrab.core.state import ShellState
+from hermitcrab.core.state import NEVER_CARRIED_OPTIONS, ShellState
 from hermitcrab.environment import Environment
 from hermitcrab.result import Result
 
@@ -110,7 +110,7 @@ def in_band_marker() -> AbstractContextManager[Any]:
 @_mutant("a_dangerous_option_is_never_carried[e]", "all_dangerous_options_at_once_are_never_carried")
 def carries_errexit() -> AbstractContextManager[Any]:
     """`set -e` holds in the next command."""
-    return patch.object(dump, "NEVER_CARRIED_OPTIONS", dump.NEVER_CARRIED_OPTIONS - {"errexit"})
+    return patch.object(dump, "NEVER_CARRIED_OPTIONS", NEVER_CARRIED_OPTIONS - {"errexit"})
 
 
 @_mutant("half_a_state_changes_nothing")

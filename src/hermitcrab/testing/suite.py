@@ -54,7 +54,7 @@ def case(function: Callable[[Opener], None]) -> Callable[[Opener], None]:
     return function
 
 
-def cases(
+def each(
     items: Iterable[str] | Mapping[str, Any],
 ) -> Callable[[Callable[[Opener, Any], None]], Callable[[Opener, Any], None]]:
     """Make one case for each item; a mapping names its values."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from hermitcrab.testing.inside import PATIENCE, alive, pids_in, say, scratch, works
-from hermitcrab.testing.suite import Opener, case, cases
+from hermitcrab.testing.suite import Opener, case, each
 
 WAYS = {
     "plain": "sleep 600 &",
@@ -19,7 +19,7 @@ WAYS = {
 }
 
 
-@cases(WAYS)
+@each(WAYS)
 def a_background_process_lives_on(open: Opener, command: str) -> None:
     """A command is over when its shell is: what it left in the background runs on."""
     env = open()

@@ -14,8 +14,8 @@ def two_commands_merge_what_they_changed(open: Opener) -> None:
     env = open()
     scratch(env)
     say(env, "mkfifo begun go; old=1; gone=1; list=(1)")
-    slow = "echo >begun; read -r x <go; unset x; slow=s; sf() { echo sf; }; alias sa='echo sa'; set -o noclobber; unset gone"
-    with meanwhile(env, slow) as future:
+    changes = "slow=s; sf() { echo sf; }; alias sa='echo sa'; set -o noclobber; unset gone"
+    with meanwhile(env, f"echo >begun; read -r x <go; unset x; {changes}") as future:
         say(env, "cat begun")
         say(env, "quick=q; qf() { echo qf; }; alias qa='echo qa'; shopt -s nullglob; list+=(2); umask 077")
         say(env, "echo >go")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hermitcrab.result import Outcome
 from hermitcrab.testing.inside import say, scratch, value, works
-from hermitcrab.testing.suite import Opener, case, cases
+from hermitcrab.testing.suite import Opener, case, each
 
 NAMES = {
     "blanks": "with two  blanks",
@@ -29,7 +29,7 @@ NAMES = {
 }
 
 
-@cases(NAMES)
+@each(NAMES)
 def a_directory_of_any_name_is_remembered(open: Opener, name: str) -> None:
     """`cd` into a directory of whatever name, and the next command is in it."""
     env = open()
@@ -77,7 +77,7 @@ def a_relative_cwd_is_relative_to_the_session(open: Opener) -> None:
     assert say(env, "pwd", cwd="./a/../a") == f"{base}/a"
 
 
-@cases(
+@each(
     {
         "missing": "/no/such/place",
         "relative": "nowhere",

@@ -7,7 +7,7 @@ import shlex
 
 from hermitcrab.core.script import DUMP_BEGIN, STATE_FD
 from hermitcrab.testing.inside import needs_proc, reveals_nothing, say, scratch, value, works
-from hermitcrab.testing.suite import Opener, case, cases
+from hermitcrab.testing.suite import Opener, case, each
 
 TRACED = {
     "x": ("set -x; echo a", "+ echo a\na\n"),
@@ -21,7 +21,7 @@ TRACED = {
 }
 
 
-@cases(TRACED)
+@each(TRACED)
 def tracing_shows_the_command_and_no_more(open: Opener, example: tuple[str, str]) -> None:
     """`set -x` and `set -v` show exactly what bash would show of the command, and end with it."""
     command, prints = example
@@ -33,7 +33,7 @@ def tracing_shows_the_command_and_no_more(open: Opener, example: tuple[str, str]
     works(env)
 
 
-@cases(
+@each(
     [
         "set -xv; trap 'echo bye' EXIT; cd /usr\nexit 0",
         "set -xv; f() { local x=1; exit 0; }; f",
@@ -59,7 +59,7 @@ def no_mixture_of_tracing_reveals_us(open: Opener, command: str) -> None:
     works(env)
 
 
-@cases(
+@each(
     {
         "set": "set",
         "env": "env",
@@ -69,7 +69,7 @@ def no_mixture_of_tracing_reveals_us(open: Opener, command: str) -> None:
         "trap": "trap; trap -p; trap -p EXIT",
         "type_trap": "type trap; declare -f trap; command -V trap; type -a exit eval printf",
         "set_beside_trap": "trap 'echo x' USR1; set; declare -p; declare -f",
-        "shell_variables": 'echo "$_ $0 $* $BASH_COMMAND $BASH_EXECUTION_STRING ${BASH_SOURCE[*]} ${FUNCNAME[*]}"',
+        "shell_variables": 'echo "$_ $0 $* $BASH_COMMAND $BASH_EXECUTION_STRING ${BASH_SOURCE-}"',
         "caller": "caller; caller 0; f() { caller; caller 0; caller 1; }; f",
         "error_message": "no-such-program; echo $((1/0))",
         "history": "history; fc -l; hash; jobs; alias; shopt; ulimit -a",
@@ -121,7 +121,7 @@ REDIRECTED = {
 }
 
 
-@cases(REDIRECTED)
+@each(REDIRECTED)
 def redirecting_the_shell_changes_nothing_later(open: Opener, command: str) -> None:
     """`exec >file` and its like hold for one command; its state is remembered all the same."""
     env = open()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hermitcrab.result import Outcome
 from hermitcrab.testing.inside import say, scratch, value, works
-from hermitcrab.testing.suite import Opener, case, cases
+from hermitcrab.testing.suite import Opener, case, each
 
 ENDINGS = {
     "exit": ("exit 3", 3),
@@ -33,7 +33,7 @@ ENDINGS = {
 }
 
 
-@cases(ENDINGS)
+@each(ENDINGS)
 def the_state_is_captured_at_the_end_by(open: Opener, example: tuple[str, int]) -> None:
     """However a command ends by itself, its status is told and its state is remembered."""
     ending, status = example
@@ -47,7 +47,7 @@ def the_state_is_captured_at_the_end_by(open: Opener, example: tuple[str, int]) 
     assert say(env, "pwd; echo $kept; fn; al") == "/usr\n1\nfn\nal"
 
 
-@cases(
+@each(
     {
         "open_quote": "echo 'open",
         "open_brace": "f() {",
@@ -69,7 +69,7 @@ def a_syntax_error_is_the_commands_own(open: Opener, command: str) -> None:
     assert say(env, "echo $kept; pwd") == "1\n/usr"
 
 
-@cases(
+@each(
     {
         "empty": ("", ""),
         "blanks": ("  \n\t", ""),
@@ -131,7 +131,7 @@ TRAPS = {
 }
 
 
-@cases(TRAPS)
+@each(TRAPS)
 def an_exit_trap_of_the_users_own_works(open: Opener, example: tuple[str, str, int]) -> None:
     """The user's EXIT trap runs once, its output is shown, it sees `$?`, and the state is captured."""
     command, prints, status = example
@@ -169,7 +169,7 @@ def what_an_exit_trap_changes_may_be_lost_but_breaks_nothing(open: Opener) -> No
     works(env)
 
 
-@cases(
+@each(
     {
         "a_program": ("exec sh -c 'echo replaced; exit 5'", "replaced\n", 5),
         "a_missing_program": ("exec no-such-program 2>/dev/null", "", 127),
@@ -187,7 +187,7 @@ def exec_replaces_the_shell_and_nothing_else(open: Opener, example: tuple[str, s
     assert say(env, "echo $kept; pwd") == "1\n/usr"
 
 
-@cases({"KILL": 137, "TERM": 143, "HUP": 129, "SEGV": 139, "PIPE": 141})
+@each({"KILL": 137, "TERM": 143, "HUP": 129, "SEGV": 139, "PIPE": 141})
 def a_shell_killed_by_a_signal_is_told_as_such(open: Opener, code: int) -> None:
     """A signal that ends the shell gives 128 plus its number; the session keeps what it had."""
     env = open()

@@ -14,7 +14,7 @@ from hermitcrab.testing.inside import (
     scratch,
     works,
 )
-from hermitcrab.testing.suite import Inapplicable, Opener, case, cases
+from hermitcrab.testing.suite import Inapplicable, Opener, case, each
 
 # Each prints the id of a process that tries to stay.
 ESCAPES = {
@@ -30,14 +30,16 @@ ESCAPES = {
     "closed_files": "setsid bash -c 'echo $$; exec sleep 600 <&- >&- 2>&-' &",
     "stopped": "sleep 600 & echo $!; kill -STOP $!",
     "monitor_mode": "set -m; sleep 600 & echo $!; disown",
-    "answers_term_with_a_child": "bash -c 'trap \"setsid sleep 600 & echo \\$!\" TERM; echo $$; while :; do sleep 1; done' &",
+    "answers_term_with_a_child": (
+        "bash -c 'trap \"setsid sleep 600 & echo \\$!\" TERM; echo $$; while :; do sleep 1; done' &"
+    ),
     "another_name": "(exec -a innocent sleep 600) & echo $!",
     "process_substitution": "exec 9> >(echo $BASHPID; trap '' TERM; sleep 600)",
     "coproc": "coproc sleep 600; echo $COPROC_PID",
 }
 
 
-@cases(ESCAPES)
+@each(ESCAPES)
 def nothing_survives_an_interrupt(open: Opener, escape: str) -> None:
     """However a process detached itself, it ends when the command that started it is ended."""
     env = open(kill_grace=0.2)
@@ -160,10 +162,12 @@ def a_killed_warm_shell_harms_nobody(open: Opener) -> None:
     for number in range(10):
         # The shells of this sandbox are the grandchildren of its agent.
         env.execute(
-            "of() { for s in /proc/[0-9]*/stat; do r=$(<$s) || continue; p=${r%% *}; r=${r##*) }; set -- $1 $r; "
-            'test "$3" = "$1" && echo $p; done 2>/dev/null; }; read -r _ _ _ mine _ </proc/$$/stat; '
+            "of() { for s in /proc/[0-9]*/stat; do r=$(<$s) || continue; p=${r%% *}; r=${r##*) }; "
+            'set -- $1 $r; test "$3" = "$1" && echo $p; done 2>/dev/null; }; '
+            "read -r _ _ _ mine _ </proc/$$/stat; "
             "read -r _ _ _ agent _ </proc/$mine/stat; "
-            "for s in $(of $agent); do for p in $(of $s); do test $p = $$ || kill -9 $p; done; done 2>/dev/null"
+            "for s in $(of $agent); do for p in $(of $s); do test $p = $$ || kill -9 $p; done; done "
+            "2>/dev/null"
         )
         result = env.execute(f"echo here {number}")
         assert (result.output, result.returncode) == (f"here {number}\n", 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermitcrab.testing.inside import attributes, say, value, works
-from hermitcrab.testing.suite import Opener, case, cases
+from hermitcrab.testing.suite import Opener, case, each
 
 BEFORE = "v=outer; export e=outer; list=(o u t); declare -A map=([o]=1); declare -i n=5; other=target"
 LOCALS = {
@@ -25,9 +25,9 @@ LOCALS = {
 }
 
 
-@cases(LOCALS)
+@each(LOCALS)
 def a_local_does_not_replace_a_variable(open: Opener, declaration: str) -> None:
-    """A local that hides one of the session's variables is gone when `exit` ends the command in its function."""
+    """A local that hides a variable of the session's is gone when its function calls `exit`."""
     env = open()
     say(env, BEFORE)
     result = env.execute(f"f() {{ {declaration}; exit 3; }}; f")
@@ -38,7 +38,7 @@ def a_local_does_not_replace_a_variable(open: Opener, declaration: str) -> None:
     assert say(env, "echo $v") == "outer"
 
 
-@cases(LOCALS)
+@each(LOCALS)
 def a_local_does_not_become_a_variable(open: Opener, declaration: str) -> None:
     """A local that hides nothing leaves nothing behind."""
     env = open()
@@ -48,7 +48,7 @@ def a_local_does_not_become_a_variable(open: Opener, declaration: str) -> None:
     assert say(env, "echo ${v-none}") == "none"
 
 
-@cases(LOCALS)
+@each(LOCALS)
 def a_local_does_not_replace_what_the_same_command_set(open: Opener, declaration: str) -> None:
     """A local that hides a variable of the same command gives way to it."""
     env = open()
@@ -87,7 +87,7 @@ def local_arrays_do_not_replace_arrays(open: Opener) -> None:
     assert attributes(env, "n") == {"i"}
 
 
-@cases(
+@each(
     [
         "IFS=,",
         "PATH=/nowhere",
@@ -101,7 +101,7 @@ def local_arrays_do_not_replace_arrays(open: Opener) -> None:
 )
 def a_local_of_bashs_own_does_not_leak(open: Opener, assignment: str) -> None:
     """Locals that bash goes by (IFS, PATH and the like) do not become the session's."""
-    name, _, given = assignment.partition("=")
+    name = assignment.partition("=")[0]
     env = open()
     say(env, "cd /usr")
     before = say(env, f'echo "${{{name}-none}}"') if name != "_" else ""
@@ -119,7 +119,8 @@ def what_a_function_changes_globally_is_kept(open: Opener) -> None:
     env = open()
     say(env, "a=1; readonly fixed=f; declare -n link=a")
     env.execute(
-        "f() { local v=1; a=2; new=3; declare -g more=4; export shown=5; list=(x y); unset v; cd /usr; exit; }; f"
+        "f() { local v=1; a=2; new=3; declare -g more=4; export shown=5; list=(x y); unset v; "
+        "cd /usr; exit; }; f"
     )
     assert say(env, "echo $a $new $more $shown ${list[1]} $fixed $link; pwd") == "2 3 4 5 y f 2\n/usr"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermitcrab.testing.inside import say, value, works
-from hermitcrab.testing.suite import Opener, case, cases
+from hermitcrab.testing.suite import Opener, case, each
 
 CARRIED = [
     "allexport",
@@ -28,7 +28,7 @@ CARRIED = [
 ]
 
 
-@cases(CARRIED)
+@each(CARRIED)
 def a_set_option_is_remembered(open: Opener, name: str) -> None:
     """`set -o` and `set +o` hold in later commands."""
     env = open()
@@ -70,7 +70,7 @@ def several_options_at_once_are_remembered(open: Opener) -> None:
     assert say(env, "shopt -p nullglob globstar dotglob nocasematch | grep -c -- -s") == "4"
 
 
-@cases(list("euxvnt"))
+@each(list("euxvnt"))
 def a_dangerous_option_is_never_carried(open: Opener, letter: str) -> None:
     """None of `-e -u -x -v -n -t` outlives its command."""
     env = open()

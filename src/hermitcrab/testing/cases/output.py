@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hermitcrab.result import Result
 from hermitcrab.testing.inside import PATIENCE, say, works
-from hermitcrab.testing.suite import Inapplicable, Opener, case, cases
+from hermitcrab.testing.suite import Inapplicable, Opener, case, each
 
 MB = 1 << 20
 
@@ -104,7 +104,7 @@ def long_output_of_both_streams_is_kept(open: Opener) -> None:
         _check_spilled(text, Path(found[1]), "".join(f"{i}\n" for i in numbers).encode(), 4096)
 
 
-@cases({"below": 4095, "at": 4096, "above": 4097})
+@each({"below": 4095, "at": 4096, "above": 4097})
 def the_limit_is_exact(open: Opener, size: int) -> None:
     """Output up to the limit is whole; one byte more is not."""
     env = open(output_limit=4096)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermitcrab.testing.inside import say, value
-from hermitcrab.testing.suite import Opener, case, cases
+from hermitcrab.testing.suite import Opener, case, each
 
 NAMES = [
     "builtin",
@@ -60,7 +60,7 @@ KEYWORDS = [
 _SHOW = '/usr/bin/env echo "$kept"'
 
 
-@cases(NAMES)
+@each(NAMES)
 def a_function_named_like_a_builtin_does_no_harm(open: Opener, name: str) -> None:
     """A function of a builtin's name changes what the user calls, not what the session remembers."""
     env = open()
@@ -75,7 +75,7 @@ def a_function_named_like_a_builtin_does_no_harm(open: Opener, name: str) -> Non
     assert name in env.state.functions
 
 
-@cases([*NAMES, *KEYWORDS])
+@each([*NAMES, *KEYWORDS])
 def an_alias_named_like_a_builtin_does_no_harm(open: Opener, name: str) -> None:
     """An alias of a builtin's name, or of a keyword's, changes what the user writes and nothing else."""
     env = open()

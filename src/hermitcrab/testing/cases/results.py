@@ -6,7 +6,7 @@ import time
 
 from hermitcrab.errors import CommandError, CommandFailed, CommandInterrupted, CommandTimedOut
 from hermitcrab.result import Outcome, Result
-from hermitcrab.testing.inside import PATIENCE, read_until
+from hermitcrab.testing.inside import PATIENCE, raised, read_until
 from hermitcrab.testing.suite import Opener, case
 
 
@@ -30,22 +30,15 @@ def a_result_answers_as_a_mapping(open: Opener) -> None:
     """`result["output"]` and `result["returncode"]` answer; any other key is a KeyError."""
     result = open().execute("echo hi; exit 3")
     assert (result["output"], result["returncode"]) == ("hi\n", 3)
-    try:
-        result["nonsense"]
-    except KeyError:
-        return
-    raise AssertionError("an unknown key was answered")
+    raised(KeyError, lambda: result["nonsense"])
 
 
 @case
 def a_result_cannot_be_changed(open: Opener) -> None:
     """A result is a value."""
     result = open().execute("true")
-    try:
-        result.output = "other"  # type: ignore[misc]
-    except AttributeError:
-        return
-    raise AssertionError("it was changed")
+    raised(AttributeError, lambda: setattr(result, "output", "other"))
+    assert result.output == ""
 
 
 @case
@@ -63,14 +56,10 @@ def check_raises_what_fits(open: Opener) -> None:
         (running.wait(PATIENCE), CommandInterrupted),
     ]
     for result, kind in fates:
-        try:
-            result.check()
-        except CommandError as error:
-            assert type(error) is kind
-            assert error.result is result
-            assert "why" not in result.output or "why" in str(error)
-        else:
-            raise AssertionError(f"{result} passed its check")
+        error = raised(CommandError, result.check)
+        assert type(error) is kind
+        assert error.result is result
+        assert "why" not in result.output or "why" in str(error)
 
 
 @case

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermitcrab.testing.inside import attributes, say, value, works
-from hermitcrab.testing.suite import Opener, case, cases
+from hermitcrab.testing.suite import Opener, case, each
 
 
 @case
@@ -51,7 +51,7 @@ def an_unset_variable_stays_unset(open: Opener) -> None:
     assert say(env, "echo ${gone-unset} $kept; env | grep -c ^kept=; true") == "unset 2\n0"
 
 
-@cases(
+@each(
     {
         "empty": "",
         "blanks": "  a  b\t",
@@ -139,7 +139,7 @@ def a_reference_stays_one(open: Opener) -> None:
     assert say(env, "link=own; echo $target") == "after"
 
 
-@cases(
+@each(
     {
         "lowercase": ("l", "MiXed", "mixed"),
         "uppercase": ("u", "MiXed", "MIXED"),
@@ -217,7 +217,7 @@ FUNCTIONS = {
 }
 
 
-@cases(FUNCTIONS)
+@each(FUNCTIONS)
 def a_function_keeps_its_body(open: Opener, example: tuple[str, str, str]) -> None:
     """Whatever syntax a function's body uses, it does the same in the next command and the one after."""
     define, call, prints = example
@@ -296,7 +296,7 @@ TRICKY = {
 }
 
 
-@cases(TRICKY)
+@each(TRICKY)
 def a_tricky_variable_does_no_harm(open: Opener, assignment: str) -> None:
     """Variables that bash itself goes by neither break later commands nor the memory of the session."""
     env = open()

@@ -6,7 +6,7 @@ import signal
 import time
 
 from hermitcrab.result import INTERRUPTED, TIMED_OUT, Outcome
-from hermitcrab.testing.inside import PATIENCE, alive, pids_in, read_until, say, scratch, value, works
+from hermitcrab.testing.inside import PATIENCE, alive, pids_in, raised, read_until, say, scratch, value, works
 from hermitcrab.testing.suite import Opener, case
 
 MB = 1 << 20
@@ -173,12 +173,8 @@ def waiting_for_a_process_may_be_given_up(open: Opener) -> None:
     """`wait(timeout)` raises TimeoutError and leaves the process running."""
     env = open()
     process = env.start("echo up; cat")
-    try:
-        process.wait(0.1)
-    except TimeoutError:
-        assert process.running
-    else:
-        raise AssertionError("it ended")
+    raised(TimeoutError, lambda: process.wait(0.1))
+    assert process.running
     process.close_stdin()
     assert process.wait(PATIENCE).output == "up\n"
 
@@ -220,13 +216,9 @@ def writing_to_an_ended_process_is_an_error(open: Opener) -> None:
     env = open()
     process = env.start("exit 0")
     process.wait(PATIENCE)
-    try:
-        process.write("too late")
-    except BrokenPipeError:
-        process.close_stdin()
-        process.kill()
-    else:
-        raise AssertionError("it was written to nobody")
+    raised(BrokenPipeError, lambda: process.write("too late"))
+    process.close_stdin()
+    process.kill()
 
 
 @case
