@@ -8,7 +8,8 @@ A mutant is one small substitution in the way of a command, in force while its c
 
 from __future__ import annotations
 
-import re
+import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -228,7 +229,6 @@ _dispatch = AgentSandbox._dispatch
 _give = AgentExec.give
 _kill = AgentExec.kill
 _ended = Command.ended
-_prepare = script.prepare
 
 
 @contextmanager
@@ -242,39 +242,43 @@ def _all(*substitutions: AbstractContextManager[Any]) -> Iterator[None]:
 def _weak_kill(target: str) -> AbstractContextManager[Any]:
     """Ending a command becomes `kill -KILL` of its shell's id with `target` before it."""
     causes: dict[AgentExec, Cause] = {}
+    notes: dict[AgentExec, str] = {}
+    under_way = threading.local()
 
-    def prepare(*arguments: Any, **options: Any) -> bytes:
-        # The shell tells its id, ahead of the state.
-        return _prepare(*arguments, **options) + b"\\builtin printf '%s\\n' \"$$\" >&247; "
-
-    def strike(self: AgentExec, cause: Cause) -> None:
-        running = self.sink
-        told = re.match(rb"b([0-9]+)\n", running._state) if isinstance(running, Command) else None
-        if told is None or self.ended:
-            return
-        causes[self] = cause
-        sandbox = self._sandbox
-        spawning = sandbox.spawn(["bash", "-c", f"kill -KILL {target}{told[1].decode()}"])
-        sandbox.loop.call_soon_threadsafe(lambda: sandbox.loop.create_task(spawning))
-
-    def kill(self: AgentExec, grace: float) -> None:
-        if isinstance(self.sink, Command):
-            strike(self, Cause.KILLED)
-        else:
-            _kill(self, grace)
+    def order(changes: bytes, preparation: bytes, state: ShellState, text: str) -> bytes:
+        # The shell notes its id in a file of the sandbox's; the same thread gives the order to its exec next.
+        under_way.note = f"/tmp/crab-mutant-{uuid.uuid4().hex}"
+        noting = f'\\builtin printf %s "$$" >{under_way.note}; '.encode()
+        return _order(changes, preparation + noting, state, text)
 
     def give(self: AgentExec, *inputs: Input, **options: Any) -> None:
         limit = options.pop("limit", None)
+        if isinstance(self.sink, Command) and hasattr(under_way, "note"):
+            notes.setdefault(self, under_way.note)
         _give(self, *inputs, **options)
         if limit is not None:
             loop = self._sandbox.loop
             loop.call_soon_threadsafe(lambda: loop.call_later(limit[0], strike, self, Cause.TIMER))
 
+    def strike(self: AgentExec, cause: Cause) -> None:
+        if self not in notes or self.ended:
+            return
+        causes[self] = cause
+        sandbox, note = self._sandbox, notes[self]
+        spawning = sandbox.spawn(["bash", "-c", f"kill -KILL {target}$(<{note}); rm {note}"])
+        sandbox.loop.call_soon_threadsafe(lambda: sandbox.loop.create_task(spawning))
+
+    def kill(self: AgentExec, grace: float) -> None:
+        if self in notes:
+            strike(self, Cause.KILLED)
+        else:
+            _kill(self, grace)
+
     def ended(self: Command, exit_: Exit) -> None:
         _ended(self, replace(exit_, cause=causes.get(self.exec, exit_.cause)))
 
     return _all(
-        patch.object(script, "prepare", prepare),
+        patch.object(script, "order", order),
         patch.object(AgentExec, "kill", kill),
         patch.object(AgentExec, "give", give),
         patch.object(Command, "ended", ended),
