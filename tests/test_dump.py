@@ -84,7 +84,7 @@ bodies = st.lists(
         st.just("case $1 in a|b) echo ab;; *) ;; esac"),
         st.just('x=$(cat <<E\n$1\nE\n); echo "$x"'),
         st.just("(cat <<A; cat <<B)\na\nA\nb\nB"),
-        st.just("g () \n{ \n    echo inner\n}; g"),
+        st.just("inner_one () \n{ \n    echo inner\n}; inner_one"),
     ),
     min_size=1,
     max_size=4,

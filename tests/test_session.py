@@ -422,6 +422,7 @@ def test_without_a_shell_kept_ready_all_is_the_same(quiet_home: Path) -> None:
         assert running.wait(15).returncode == 0
 
 
+@pytest.mark.filterwarnings("ignore::hermitcrab.errors.HermitcrabWarning")
 def test_another_shell_than_bash_is_an_error(quiet_home: Path) -> None:
     for shell in ("/no/such/bash", "/bin/true"):
         children = own_children()

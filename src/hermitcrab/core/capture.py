@@ -128,10 +128,10 @@ def readable(head: bytes, tail: bytes, omitted: int, path: Path | None) -> str:
 
 
 def _from_character_start(data: bytes) -> bytes:
-    for index in range(min(4, len(data))):
-        if data[index] & 0xC0 != 0x80:
-            return data[index:]
-    return data
+    index = 0
+    while index < min(3, len(data)) and data[index] & 0xC0 == 0x80:
+        index += 1
+    return data[index:]
 
 
 def default_directory() -> Path:

@@ -247,7 +247,9 @@ def _variable(flags: bytes, raw: bytes | None) -> Variable | None:
         pairs = _elements(raw)
         if "A" not in attributes and not all(subscript.isdigit() for subscript, _ in pairs):
             return None
-        return Variable(pairs, attributes if set(attributes) & {"a", "A"} else attributes + "a")
+        if "A" in attributes:
+            return Variable(tuple(sorted(pairs)), attributes)  # bash has no order for these
+        return Variable(pairs, attributes if "a" in attributes else attributes + "a")
     value = _decode(unquote(raw))
     if "n" in attributes and not _REFERENCE_TARGET.fullmatch(value):
         return None  # a reference to an expression would be evaluated wherever it is used

@@ -57,6 +57,24 @@ def the_state_is_a_value(open: Opener) -> None:
 
 
 @case
+def a_command_that_changes_nothing_leaves_an_equal_state(open: Opener) -> None:
+    """However rich a session is, a command that changes nothing leaves it equal to what it was."""
+    env = open()
+    say(env, RICH)
+    say(
+        env, "declare -A many; for i in {1..300}; do many[key $i]=$i; done; many[' ']=1; many[';']=2; unset i"
+    )
+    before = env.state
+    for command in ("true", "exit 3", "set -eux; false", "f 1 >/dev/null"):
+        env.execute(command)
+        changed = [
+            name for name in before.variables if env.state.variables.get(name) != before.variables[name]
+        ]
+        assert not changed
+        assert env.state == before
+
+
+@case
 def one_state_can_begin_many_sessions(open: Opener) -> None:
     """Two environments that begin with the same state go their own ways."""
     env = open()
