@@ -125,7 +125,7 @@ class ShellState:
             raise ConfigError(f"not a saved shell state of version {VERSION}")
         try:
             return _checked(data)
-        except (KeyError, TypeError, ValueError, UnicodeEncodeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"the saved shell state is damaged: {error}") from error
 
 
