@@ -391,8 +391,10 @@ def login(home_profiles: Iterable[str] = (".bash_profile", ".bash_login", ".prof
     are nowhere: what a profile prints is nobody's output.
     """
     choice = " || ".join(f"{{ \\builtin test -r ~/{name} && __hc_n=~/{name}; }}" for name in home_profiles)
-    return (
-        "\\exec 0<&8 8<&-; \\builtin trap " + quote(_EXIT_TRAP).decode() + " EXIT; "
+    begin = (
         "\\builtin test -r /etc/profile && \\builtin . /etc/profile; "
-        f'{choice}; \\builtin test "${{__hc_n-}}" && \\builtin . "$__hc_n"; \\builtin exit 0\n'
-    ).encode()
+        f'{choice}; \\builtin test "${{__hc_n-}}" && \\builtin . "$__hc_n"; '
+    )
+    return (
+        b"\\exec 0<&8 8<&-; \\builtin trap " + _QUOTED_EXIT_TRAP + b" EXIT; " + begin.encode() + _LAST_WORDS
+    )
