@@ -26,7 +26,7 @@ _TAKEN = NOT_CAPTURED | {"PATH", "IFS", "PWD", "BASH_ENV", "TMOUT", "HISTFILE", 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True).filter(
     lambda name: name not in _TAKEN and not name.startswith(("__hc_", "BASH", "LC_", "LANG"))
 )
-_scalar_attributes = st.sampled_from(["", "x", "r", "rx", "t"])
+_scalar_attributes = st.sampled_from(["", "x", "r", "rx"])
 scalars = st.builds(Variable, text, _scalar_attributes)
 integers = st.builds(
     lambda number, more: Variable(str(number), more),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermitcrab.core import dump, script
+from hermitcrab.core import dump, quoting
 from hermitcrab.core.dump import DamagedDump, NoDirectory
 from hermitcrab.core.state import ShellState, Variable
 from tests import raw_bash
@@ -63,7 +63,7 @@ def test_what_bash_assigns_is_what_is_parsed(values: dict[str, str]) -> None:
     """Assignments by bash itself, of any bytes, as scalars, arrays and associative arrays."""
     lines = []
     for name, value in values.items():
-        quoted = script.quote(value).decode()
+        quoted = quoting.quote(value).decode()
         lines.append(f"s_{name}={quoted}; export x_{name}={quoted}; a_{name}=({quoted} '' {quoted})")
         lines.append(f"declare -A m_{name}=([k]={quoted}); test {quoted} && m_{name}[{quoted}]=v")
     _, parsed = raw_bash.execute("\n".join(lines), BARE, BARE)
@@ -76,7 +76,7 @@ def test_what_bash_assigns_is_what_is_parsed(values: dict[str, str]) -> None:
 
 bodies = st.lists(
     st.one_of(
-        text.map(lambda value: f"printf %s {script.quote(value).decode()}"),
+        text.map(lambda value: f"printf %s {quoting.quote(value).decode()}"),
         text.map(lambda value: "printf %s '" + value.replace("'", "'\\''") + "'"),
         st.from_regex(r"[ -~]{0,20}", fullmatch=True).map(lambda line: f"cat <<'STOP'\n{line}\n}}\nSTOP"),
         st.just("if true; then echo yes; else echo no; fi"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermitcrab.core import script
+from hermitcrab.core import quoting, script
 from hermitcrab.core.state import ShellState, Variable
 from tests import raw_bash
 from tests.strategies import nasty, raw, text
@@ -24,14 +24,14 @@ def bare() -> ShellState:
 @settings(deadline=None, max_examples=60)
 @given(words, st.sampled_from(["C", "C.UTF-8"]))
 def test_a_quoted_word_is_that_word(given_words: list[str], locale: str) -> None:
-    line = b"printf '%s\\0' " + b" ".join(map(script.quote, given_words))
+    line = b"printf '%s\\0' " + b" ".join(map(quoting.quote, given_words))
     done = subprocess.run(["bash", "-c", line], env={"LC_ALL": locale}, capture_output=True, check=True)
-    assert done.stdout == b"".join(script.encode(word) + b"\0" for word in given_words)
+    assert done.stdout == b"".join(quoting.encode(word) + b"\0" for word in given_words)
 
 
 @given(text)
 def test_a_quoted_word_is_one_line_of_ascii(word: str) -> None:
-    quoted = script.quote(word)
+    quoted = quoting.quote(word)
     assert b"\n" not in quoted
     quoted.decode("ascii")
 
@@ -39,7 +39,7 @@ def test_a_quoted_word_is_one_line_of_ascii(word: str) -> None:
 def test_every_byte_can_be_quoted() -> None:
     everything = bytes(range(1, 256))
     done = subprocess.run(
-        ["bash", "-c", b"printf %s " + script.quote(everything)], capture_output=True, check=True
+        ["bash", "-c", b"printf %s " + quoting.quote(everything)], capture_output=True, check=True
     )
     assert done.stdout == everything
 
@@ -49,7 +49,7 @@ def test_every_byte_can_be_quoted() -> None:
 def test_a_command_is_evaluated_as_it_is(bare: ShellState, argument: str) -> None:
     quoted = "'" + argument.replace("'", "'\\''") + "'"
     told, _ = raw_bash.execute(f"printf %s {quoted}", bare, bare)
-    assert told.output == script.encode(argument)
+    assert told.output == quoting.encode(argument)
     assert told.status == 0
 
 

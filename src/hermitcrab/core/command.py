@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from hermitcrab.agent.wire import Cause, Exit
-from hermitcrab.core.agent import AgentExec, Input
 from hermitcrab.core.capture import Capture
+from hermitcrab.core.execs import AgentExec, Input
+from hermitcrab.core.farewell import STATE_FD, VERBOSE_ECHOES
 from hermitcrab.core.protocols import STDERR, STDOUT, Chunk
-from hermitcrab.core.script import LONG_COMMAND_ECHO, STATE_FD, STDIN_FD, VERBOSE_ECHOES
+from hermitcrab.core.script import LONG_COMMAND_ECHO, STDIN_FD
 from hermitcrab.core.state import ShellState
 from hermitcrab.errors import SandboxLost, SessionClosed
 from hermitcrab.result import INTERRUPTED, TIMED_OUT, Outcome, Result, Usage

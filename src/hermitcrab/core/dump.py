@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from hermitcrab.core.script import DUMP_BEGIN, DUMP_END, NO_DIRECTORY, PRIVATE, SHIMS
+from hermitcrab.core.farewell import DUMP_BEGIN, DUMP_END, NO_DIRECTORY, PRIVATE, SHIMS
 from hermitcrab.core.state import (
     FIXED_SHOPTS,
     NEVER_CARRIED_OPTIONS,
@@ -45,7 +45,8 @@ _ANSI_LETTERS = {
 }  # fmt: skip
 _DOUBLE_ESCAPE = re.compile(rb"\\([$`\"\\\n])")
 _REFERENCE_TARGET = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[[0-9]+\])?")
-_KNOWN_ATTRIBUTES = frozenset("aAilnrtuxc")
+_KNOWN_ATTRIBUTES = frozenset("aAilnruxc")
+"""Not t, which means nothing for a variable and is our own mark (see `UNCOVER` in farewell.py)."""
 
 NOT_CAPTURED = frozenset(
     [
@@ -217,13 +218,11 @@ def _variables(
         variable = _variable(match[1], match[3])
         if variable is None:
             continue
-        if inside is not None:
-            # The shell ended within a function: see `_UNCOVER` in script.py.
-            if name in inside or variable.value is None:
-                if name in known:
-                    found[name] = known[name]
-                continue
-            variable = variable._replace(attributes=variable.attributes.replace("t", ""))
+        if inside is not None and (name in inside or variable.value is None):
+            # The shell ended within a function, and this may be its local: see `UNCOVER` in farewell.py.
+            if name in known:
+                found[name] = known[name]
+            continue
         # The same object for the same value, so that comparing states is cheap.
         before = known.get(name)
         found[name] = before if before == variable and before is not None else variable

@@ -66,16 +66,6 @@ class Sink(Protocol):
         """The sandbox went away before the end was known."""
 
 
-class Exec(Protocol):
-    """A started process, steered from any thread without waiting."""
-
-    def write(self, channel: int, data: bytes) -> None: ...
-    def close(self, channel: int) -> None: ...
-    def signal(self, number: int) -> None: ...
-    def kill(self, grace: float) -> None: ...
-    def limit(self, seconds: float, grace: float) -> None: ...
-
-
 class Health(NamedTuple):
     """What `doctor` says of a backend."""
 

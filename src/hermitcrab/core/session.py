@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hermitcrab.agent import wire
-from hermitcrab.agent.wire import Cause, Exit, Fd, FdKind, Start
+from hermitcrab.agent.wire import Exit, Fd, FdKind, Start
 from hermitcrab.core import dump, script
-from hermitcrab.core.agent import AgentExec, AgentSandbox, EncodedStart, Input
+from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.capture import default_directory
 from hermitcrab.core.command import (
     Command,
@@ -26,15 +24,18 @@ from hermitcrab.core.command import (
     checked_timeout,
 )
 from hermitcrab.core.dump import DamagedDump, NoDirectory, Parsed
+from hermitcrab.core.execs import AgentExec, EncodedStart, Input
+from hermitcrab.core.farewell import STATE_FD
+from hermitcrab.core.login import Doorman
 from hermitcrab.core.protocols import STDERR, STDIN, STDOUT
+from hermitcrab.core.quoting import encode
 from hermitcrab.core.state import ShellState, merge, moved_to, with_variables
-from hermitcrab.errors import ConfigError, HermitcrabWarning, SandboxLost, SandboxStartError, SessionClosed
+from hermitcrab.errors import ConfigError, SandboxLost, SessionClosed
 from hermitcrab.result import Outcome
 
 if TYPE_CHECKING:
     from hermitcrab.config import SessionConfig
 
-SENSIBLE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # What fits into a START frame beside the rest of it; a larger state follows as input.
 _LARGEST_BOOTSTRAP = wire.MAX_PAYLOAD // 2
 
@@ -84,8 +85,7 @@ class Session:
         self._idle: asyncio.TimerHandle | None = None
         self._closed = False
         self._fresh: ShellState
-        self._program = b""
-        """The shell's own path: what is on the session's PATH must not matter."""
+        self._program: bytes
         self._state: ShellState
         self._parsed: Parsed | None = None
         self._used = 0.0
@@ -97,9 +97,14 @@ class Session:
 
     async def open(self, state: ShellState | None = None, *, keep_code: bool = False) -> None:
         """Learn what a bare shell is here, then what a login shell is, and begin there or in `state`."""
-        fresh, login = await asyncio.gather(self._capture_bare(inherit=False), self._capture_login())
-        self._fresh = fresh
-        arrival = _arrival(login or await self._capture_bare(inherit=True), fresh)
+        doorman = Doorman(
+            self.sandbox,
+            self._config.shell,
+            lambda data: self._parse(data).state,
+            patience=self._config.login_timeout,
+            grace=self._config.kill_grace,
+        )
+        self._fresh, arrival, self._program = await doorman.arrival()
         begin = arrival if state is None else moved_to(state, arrival, keep_code=keep_code)
         self._state = with_variables(begin, self._config.env)
         if self._config.cwd:
@@ -271,14 +276,14 @@ class Session:
             start = Start(
                 argv=[b"bash"],
                 program=self._program,
-                env=[script.encode(f"{name}={value}") for name, (value, _) in environment.items()],
+                env=[encode(f"{name}={value}") for name, (value, _) in environment.items()],
                 fds=[
                     Fd(STDIN, FdKind.CONTENT, bootstrap),
                     Fd(STDOUT, FdKind.OUTPUT),
                     Fd(STDERR, FdKind.OUTPUT) if separate else Fd.same_as(STDERR, STDOUT),
                     Fd(script.CONTROL_FD, FdKind.INPUT),
                     Fd(script.STDIN_FD, FdKind.INPUT),
-                    Fd(script.STATE_FD, FdKind.FILE),
+                    Fd(STATE_FD, FdKind.FILE),
                 ],
             )
             known = (state, separate, EncodedStart(start), script.message(restore) if late else b"")
@@ -318,92 +323,13 @@ class Session:
         if warm is not None:
             warm.exec.kill(0)
 
-    async def _capture_bare(self, *, inherit: bool) -> ShellState:
-        """What bash is by itself, with nothing or with the agent's environment around it."""
-        last_words = await self._say(script.bootstrap(b""), [b"bash"], inherit=inherit)
-        path = re.search(rb'[\0\n]declare -- BASH="(/[^"]+)"\n', last_words.dump)
-        self._program = path[1] if path else script.encode(self._config.shell)
-        try:
-            return self._parse(last_words.dump).state
-        except DamagedDump:
-            raise SandboxStartError(
-                f"{self._config.shell} in the sandbox does not answer as bash does",
-                backend=self.sandbox.backend,
-            ) from None
-
-    async def _capture_login(self) -> ShellState | None:
-        """What the login profile makes of it; None when the profile leaves no shell to ask."""
-        last_words = await self._say(script.login(), [b"bash", b"--login", b"--noprofile"], inherit=True)
-        if last_words.timed_out:
-            _warn(f"the login profile did not end within {self._config.login_timeout:g} s and was stopped")
-        try:
-            return self._parse(last_words.dump).state
-        except DamagedDump:
-            _warn("the login profile replaced its shell or was killed; the session goes on without it")
-            return None
-
-    async def _say(self, bootstrap: bytes, argv: list[bytes], *, inherit: bool) -> _LastWords:
-        last_words = _LastWords(self.sandbox)
-        start = Start(
-            argv=argv,
-            program=script.encode(self._config.shell),
-            fds=[
-                Fd(STDIN, FdKind.CONTENT, bootstrap),
-                Fd(script.CONTROL_FD, FdKind.CONTENT, script.message(b":")),
-                Fd(script.STDIN_FD, FdKind.NULL),
-                Fd(script.STATE_FD, FdKind.FILE),
-            ],
-            inherit_env=inherit,
-        )
-        process, frame = self.sandbox.prepare(EncodedStart(start), last_words)
-        process.give(limit=(self._config.login_timeout, self._config.kill_grace), before=frame)
-        await last_words.over
-        return last_words
-
-
-class _LastWords:
-    """Collects what a shell says of its state."""
-
-    def __init__(self, sandbox: AgentSandbox) -> None:
-        self.dump = b""
-        self.timed_out = False
-        self.over: asyncio.Future[None] = sandbox.loop.create_future()
-        self._backend = sandbox.backend
-
-    def received(self, channel: int, data: bytes) -> None:
-        self.dump += data
-
-    def ended(self, exit_: Exit) -> None:
-        self.timed_out = exit_.cause is Cause.TIMER
-        if exit_.cause is Cause.NOT_STARTED:
-            message = f"cannot start a shell in the sandbox: {exit_.reason}. hermitcrab needs a bash in it."
-            self.over.set_exception(SandboxStartError(message, backend=self._backend))
-        else:
-            self.over.set_result(None)
-
-    def lost(self, reason: str) -> None:
-        self.over.set_exception(SandboxStartError(f"the sandbox went away: {reason}", backend=self._backend))
-
-
-def _arrival(login: ShellState, fresh: ShellState) -> ShellState:
-    """Where a session begins: the login shell's state, in the sandbox's own directory, aliases working."""
-    state = replace(login, cwd=fresh.cwd, oldpwd=None, shopts=login.shopts | {"expand_aliases"})
-    path = state.variables.get("PATH")
-    if path is None or not path.value:
-        return with_variables(state, {"PATH": SENSIBLE_PATH})
-    return state if "x" in path.attributes else with_variables(state, {"PATH": str(path.value)})
-
 
 def _directory(state: ShellState, cwd: str) -> str:
     if not cwd:
         return state.cwd
     if "\0" in cwd:
         raise ValueError("a directory cannot hold a NUL byte")
-    script.encode(cwd)
+    encode(cwd)
     if cwd == "~" or cwd.startswith("~/"):
         cwd = state.environ.get("HOME", "/") + cwd[1:]
     return cwd if cwd.startswith("/") else f"{state.cwd}/{cwd}"
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, HermitcrabWarning, stacklevel=2)

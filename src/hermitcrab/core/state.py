@@ -69,13 +69,14 @@ class Variable(NamedTuple):
     value: str | tuple[tuple[str, str], ...] | None
     """Text; the (subscript, text) pairs of an array; or None when it is declared without a value."""
     attributes: str = ""
-    """Letters of `declare`: x export, r readonly, i integer, a A array, n reference, l u c case, t traced."""
+    """Letters of `declare`: x export, r readonly, i integer, a A array, n reference, l u c case."""
 
 
 class Function(NamedTuple):
     body: str
     """From the opening brace on, as bash prints it."""
     attributes: str = ""
+    """x export, r readonly, t traced."""
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ from typing import Any
 from unittest.mock import patch
 
 from hermitcrab.agent.wire import Cause, Exit, Frame, Start, Tell
-from hermitcrab.core import command, dump, script, session
-from hermitcrab.core.agent import AgentExec, AgentSandbox, Input
+from hermitcrab.core import command, dump, farewell, quoting, script, session
+from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.capture import Capture
 from hermitcrab.core.command import Command, checked_stdin
 from hermitcrab.core.dump import DamagedDump, Parsed
+from hermitcrab.core.execs import AgentExec, Input
 from hermitcrab.core.state import NEVER_CARRIED_OPTIONS, ShellState
 from hermitcrab.environment import Environment
 from hermitcrab.result import Result
@@ -56,7 +57,7 @@ def _mutant(*caught_by: str) -> Callable[[Substitution], Substitution]:
 @_mutant("the_state_is_captured_at_the_end_by[exit]", "the_state_is_captured_at_the_end_by[set_e]")
 def no_dump_on_exit() -> AbstractContextManager[Any]:
     """The state is told only by a command that reaches its end."""
-    return patch.object(script, "_QUOTED_EXIT_TRAP", script.quote(":"))
+    return patch.object(script, "QUOTED_EXIT_TRAP", quoting.quote(":"))
 
 
 @_mutant("nothing_survives_an_interrupt[setsid]", "nothing_survives_a_timeout")
@@ -123,8 +124,8 @@ def believes_half_a_state() -> AbstractContextManager[Any]:
             return _parse(data, previous, **options)
         except DamagedDump:
             sections = data.removesuffix(b"\0").split(b"\0")
-            missing = 12 - (len(sections) - sections.index(script.DUMP_BEGIN)) if b"state1" in data else 0
-            whole = b"\0".join([*sections, *[b""] * (missing - 1), script.DUMP_END, b""])
+            missing = 12 - (len(sections) - sections.index(farewell.DUMP_BEGIN)) if b"state1" in data else 0
+            whole = b"\0".join([*sections, *[b""] * (missing - 1), farewell.DUMP_END, b""])
             return _parse(whole, previous, **options)
 
     return patch.object(dump, "parse", parse)
@@ -160,8 +161,8 @@ def caps_output_without_spill() -> AbstractContextManager[Any]:
 @_mutant("a_local_does_not_become_a_variable[plain]", "a_local_does_not_replace_a_variable[plain]")
 def leaks_locals() -> AbstractContextManager[Any]:
     """The locals of a function that exits become the session's."""
-    trap = script._EXIT_TRAP.replace(script._UNCOVER, ":")
-    return patch.object(script, "_QUOTED_EXIT_TRAP", script.quote(trap))
+    trap = farewell.EXIT_TRAP.replace(farewell.UNCOVER, ":")
+    return patch.object(script, "QUOTED_EXIT_TRAP", quoting.quote(trap))
 
 
 @_mutant("a_background_process_lives_on[plain]", "many_background_processes_live_on")
@@ -195,7 +196,7 @@ def takes_a_dead_sandbox_for_output() -> AbstractContextManager[Any]:
 @_mutant("a_symbolic_link_is_resolved")
 def records_the_logical_directory() -> AbstractContextManager[Any]:
     """`pwd` instead of `pwd -P` is what is remembered."""
-    return patch.object(script, "_LAST_WORDS", script._LAST_WORDS.replace(b"pwd -P", b"pwd"))
+    return patch.object(script, "LAST_WORDS", farewell.LAST_WORDS.replace(b"pwd -P", b"pwd"))
 
 
 @_mutant("input_as_text_is_encoded_and_nothing_else", "output_is_not_changed")

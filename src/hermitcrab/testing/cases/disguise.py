@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from hermitcrab.core.script import DUMP_BEGIN, STATE_FD
+from hermitcrab.core.farewell import DUMP_BEGIN, STATE_FD
 from hermitcrab.testing.inside import needs_proc, reveals_nothing, say, scratch, value, works
 from hermitcrab.testing.suite import Opener, case, each
 
