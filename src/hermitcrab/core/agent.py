@@ -120,7 +120,7 @@ class AgentSandbox:
         await self._link.ended(RELEASE_PATIENCE)
 
     def abandon(self) -> None:
-        """`release` without waiting for it, from any thread; at least the end of the pipe where no loop runs."""
+        """`release` without waiting for it, from any thread; where no loop runs, at least the pipe ends."""
         self._link.close()
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._release_later)
