@@ -97,7 +97,8 @@ VERBOSE_ECHOES = tuple(text.partition("\n")[0].encode() + b"\n" for text in (EXI
 """What `set -v; exit` prints of a trap before the trap can stop it."""
 
 QUOTED_EXIT_TRAP = quote(EXIT_TRAP)
-LAST_WORDS = f'{_NOTE}; {_DUMP}; __hc_g=1; \\builtin exit "$__hc_s"\n'.encode()
+# After the command no function is running and the directory was found, so the rest of the dump is not needed.
+LAST_WORDS = f'{_NOTE}; {_WRITE}; __hc_g=1; \\builtin exit "$__hc_s"\n'.encode()
 
 
 def trap_shim() -> bytes:
