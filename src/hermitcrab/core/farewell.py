@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import string
-
 from hermitcrab.core.quoting import quote
 
 STATE_FD = 247
@@ -34,11 +32,10 @@ _NOTE = (
 # global of its name does not show; unsetting it from one function deeper uncovers the next one. What is left
 # over is the attribute t, which the host then ignores. A readonly local cannot be unset, so it is named; a
 # reference passes its attributes on, so a copy of the shell is asked where it leads.
-_NAMES = " ".join(f'"${{!{letter}@}}"' for letter in "_" + string.ascii_letters)
 UNCOVER = (
-    r'{ __hc_u () { \builtin unset "$@"; }; __hc_y=; for __hc_v in '
-    + _NAMES
-    + r"; do case $__hc_v in __hc_*|_|BASH*|FUNCNAME|LINENO|RANDOM|SRANDOM|SECONDS|EPOCH*|GROUPS|DIRSTACK|"
+    r'{ __hc_u () { \builtin unset "$@"; }; __hc_y=; \builtin mapfile -t __hc_l < <(\builtin compgen -v); '
+    r'for __hc_v in "${__hc_l[@]}"; do '
+    r"case $__hc_v in __hc_*|_|BASH*|FUNCNAME|LINENO|RANDOM|SRANDOM|SECONDS|EPOCH*|GROUPS|DIRSTACK|"
     r"PIPESTATUS|HISTCMD|OPT*|COMP_*|*UID|PPID|SHELLOPTS) continue;; esac; __hc_i=0; "
     r'while \builtin test $((__hc_i++)) -lt 100000; do if \builtin test -R "$__hc_v"; then '
     r'(\builtin declare -gn "$__hc_v=__hc_w" && \builtin eval "\builtin test \"\${!$__hc_v}\" = __hc_w") '

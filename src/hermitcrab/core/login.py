@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from hermitcrab.agent.wire import Cause, Exit, Fd, FdKind, Start
@@ -15,7 +16,7 @@ from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.dump import DamagedDump
 from hermitcrab.core.execs import EncodedStart
 from hermitcrab.core.farewell import STATE_FD
-from hermitcrab.core.protocols import STDIN
+from hermitcrab.core.protocols import STDERR, STDIN
 from hermitcrab.core.quoting import encode
 from hermitcrab.core.state import ShellState, with_variables
 from hermitcrab.errors import HermitcrabWarning, SandboxStartError
@@ -32,6 +33,8 @@ class Arrival(NamedTuple):
     """The login shell's state, in the sandbox's own directory, aliases working."""
     program: bytes
     """The shell's own path: what is on the session's PATH must not matter."""
+    quiet_locale: dict[str, str]
+    """The locale that the state begins with, when bash starts with it without a complaint."""
 
 
 class Doorman:
@@ -57,7 +60,16 @@ class Doorman:
         fresh = self._of_bare(bare)
         state = login or self._of_bare(await self._ask(script.bootstrap(b""), [b"bash"], inherit=True))
         path = re.search(rb'[\0\n]declare -- BASH="(/[^"]+)"\n', bare.dump)
-        return Arrival(fresh, _beginning(state, fresh), path[1] if path else encode(self._shell))
+        return Arrival(
+            fresh,
+            _beginning(state, fresh),
+            path[1] if path else encode(self._shell),
+            await self._quiet(script.locale(state)),
+        )
+
+    async def _quiet(self, locale: dict[str, str]) -> dict[str, str]:
+        trial = await self._ask(b"\\builtin exit\n", [b"bash"], env=locale)
+        return {} if trial.complaint else locale
 
     def _of_bare(self, last_words: _LastWords) -> ShellState:
         try:
@@ -78,17 +90,26 @@ class Doorman:
             _warn("the login profile replaced its shell or was killed; the session goes on without it")
             return None
 
-    async def _ask(self, bootstrap: bytes, argv: list[bytes], *, inherit: bool = False) -> _LastWords:
+    async def _ask(
+        self,
+        bootstrap: bytes,
+        argv: list[bytes],
+        *,
+        inherit: bool = False,
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> _LastWords:
         last_words = _LastWords(self._sandbox)
         start = Start(
             argv=argv,
             program=encode(self._shell),
             fds=[
                 Fd(STDIN, FdKind.CONTENT, bootstrap),
+                Fd(STDERR, FdKind.FILE),
                 Fd(script.CONTROL_FD, FdKind.CONTENT, script.message(b":")),
                 Fd(script.STDIN_FD, FdKind.NULL),
                 Fd(STATE_FD, FdKind.FILE),
             ],
+            env=[encode(f"{name}={value}") for name, value in env.items()],
             inherit_env=inherit,
         )
         process, frame = self._sandbox.prepare(EncodedStart(start), last_words)
@@ -102,12 +123,16 @@ class _LastWords:
 
     def __init__(self, sandbox: AgentSandbox) -> None:
         self.dump = b""
+        self.complaint = b""
         self.timed_out = False
         self.over: asyncio.Future[None] = sandbox.loop.create_future()
         self._backend = sandbox.backend
 
     def received(self, channel: int, data: bytes) -> None:
-        self.dump += data
+        if channel == STATE_FD:
+            self.dump += data
+        else:
+            self.complaint += data
 
     def ended(self, exit_: Exit) -> None:
         self.timed_out = exit_.cause is Cause.TIMER

@@ -174,8 +174,20 @@ def _declarations(groups: Mapping[str, list[bytes]]) -> Iterable[bytes]:
         yield b"\\builtin declare " + flags + b" " + b" ".join(words)
 
 
-def environment(state: ShellState) -> dict[str, Variable]:
-    """What a shell may be started with instead of being told: plain exports that bash does not act on."""
+def locale(state: ShellState) -> dict[str, str]:
+    """The exported variables that choose the locale."""
+    return {name: value for name, value in state.environ.items() if name.startswith(_LOCALE)}
+
+
+_LOCALE = ("LANG", "LC_")
+
+
+def environment(state: ShellState, quiet_locale: Mapping[str, str]) -> dict[str, Variable]:
+    """What a shell may be started with instead of being told: plain exports that bash does not act on.
+
+    A locale that is missing makes bash complain aloud at its start, so only one that is known not to will do.
+    """
+    with_locale = locale(state) == quiet_locale
     return {
         name: variable
         for name, variable in state.variables.items()
@@ -183,7 +195,7 @@ def environment(state: ShellState) -> dict[str, Variable]:
         and isinstance(variable.value, str)
         and not _LATE.fullmatch(name)
         and not is_loader(name)
-        and not name.startswith(("LANG", "LC_"))  # bash would complain aloud of a locale that is missing
+        and (with_locale or not name.startswith(_LOCALE))
     }
 
 

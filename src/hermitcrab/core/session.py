@@ -86,6 +86,7 @@ class Session:
         self._closed = False
         self._fresh: ShellState
         self._program: bytes
+        self._quiet_locale: Mapping[str, str]
         self._state: ShellState
         self._parsed: Parsed | None = None
         self._used = 0.0
@@ -104,7 +105,7 @@ class Session:
             patience=self._config.login_timeout,
             grace=self._config.kill_grace,
         )
-        self._fresh, arrival, self._program = await doorman.arrival()
+        self._fresh, arrival, self._program, self._quiet_locale = await doorman.arrival()
         begin = arrival if state is None else moved_to(state, arrival, keep_code=keep_code)
         self._state = with_variables(begin, self._config.env)
         if self._config.cwd:
@@ -267,7 +268,7 @@ class Session:
         """How to start a shell in that state, and what to send it first when that is too large."""
         known = self._start
         if known is None or known[0] is not state or known[1] is not separate:
-            environment = script.environment(state)
+            environment = script.environment(state, self._quiet_locale)
             started = replace(self._fresh, variables={**self._fresh.variables, **environment})
             restore = script.changes(started, state)
             assert restore is not None, "a fresh shell has nothing of its own that is readonly"
