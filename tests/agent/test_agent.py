@@ -562,6 +562,10 @@ class TestKill:
         agent.wait_gone(exec_id)
         assert not is_alive(child)
 
+    def test_stopping_the_supervisor_does_not_hide_the_end(self, agent: AgentClient) -> None:
+        outcome = agent.run("kill -STOP $PPID; echo said; exit 3")
+        assert (outcome[1], outcome.ended.code, outcome.ended.cause) == (b"said\n", 3, Cause.ENDED)
+
     def test_stopped_supervisor(self, agent: AgentClient) -> None:
         exec_id = agent.shell("kill -STOP $PPID; echo $$; sleep 100")
         outcome = agent.wait_output(exec_id, b"\n")

@@ -50,6 +50,7 @@ enum {
 	BACKLOG = 4 << 20,   /* a client that does not read this much is not listened to either */
 	BIG_PIPE = 1 << 20,  /* the most an unprivileged process may ask for */
 	MAX_FDS = 16 << 10,  /* the most we open; enough for thousands of execs */
+	STOPS_FORGIVEN = 10,
 	LOST_GRACE_MS = 250, /* between TERM and KILL when the client or the agent is gone */
 };
 
@@ -107,6 +108,7 @@ struct exec {
 	struct ending ending;
 	int64_t timer_at;
 	uint32_t timer_grace_ms;
+	unsigned stops;     /* how often the command stopped its supervisor */
 	int64_t check_at;   /* when to see whether a killing supervisor was itself stopped */
 	int64_t give_up_at; /* on finding all that a killed supervisor left */
 	int64_t listen_at;  /* from when on its pipes are read: see listening() */

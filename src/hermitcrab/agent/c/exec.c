@@ -122,11 +122,22 @@ void check_supervisor(struct exec *exec, int64_t now) {
 	exec->check_at = exec->socket >= 0 ? now + SECOND : NEVER;
 }
 
+/* A command must not get out of reach by stopping its supervisor. One that does so all the time loses it. */
+static void revive(struct exec *exec) {
+	kill(exec->supervisor, ++exec->stops > STOPS_FORGIVEN ? SIGKILL : SIGCONT);
+}
+
 void reap_supervisors(void) {
-	for (pid_t pid; (pid = waitpid(-1, NULL, WNOHANG | __WALL)) > 0;)
-		for (struct exec *exec = execs; exec; exec = exec->next)
-			if (exec->supervisor == pid)
+	int status;
+	for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED | __WALL)) > 0;)
+		for (struct exec *exec = execs; exec; exec = exec->next) {
+			if (exec->supervisor != pid)
+				continue;
+			if (WIFSTOPPED(status))
+				revive(exec);
+			else
 				exec->supervisor = 0;
+		}
 }
 
 /* Its supervisor was killed and is reaped, so that what it left is now below us. */

@@ -191,7 +191,7 @@ static void on_signal(int number) {
  * clean. It keeps ^C in the client's terminal and `kill $PPID` in a command from ending us.
  */
 static void set_signals(void) {
-	struct sigaction harmless = {.sa_handler = on_signal, .sa_flags = SA_NOCLDSTOP};
+	struct sigaction harmless = {.sa_handler = on_signal};
 	for (int number = 1; number < NSIG; number++)
 		sigaction(number, &harmless, NULL);
 	static const int faults[] = {SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS};
