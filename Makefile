@@ -1,10 +1,12 @@
 # Everything here sets up what it needs by itself; a second run finds it done.
 .DEFAULT_GOAL := help
-.PHONY: help run test check-fast lint bench docs clean
+.PHONY: help run test test-all check-fast lint bench docs clean
 
 BIN := .venv/bin
 # Whoever runs the tests may have settings of their own.
-PYTEST := HERMITCRAB_CONFIG=/dev/null $(BIN)/pytest
+PYTEST := env HERMITCRAB_CONFIG=/dev/null $(BIN)/pytest
+# Most tests wait more than they work. Those of one file stay together (tests/conftest.py).
+PARALLEL := -n 3 --dist loadgroup
 # `make run ON=bubblewrap CMD='id; pwd'`
 ON ?= local
 CMD ?= echo "hello from a session in $$PWD on $$(uname -sm)"
@@ -18,17 +20,22 @@ run: ## run a command in a sandbox (ON=backend CMD=...)
 	@echo "==> hermitcrab run --on $(ON) -- $$CMD"
 	@$(BIN)/hermitcrab run --on $(ON) -- "$$CMD"
 
-test: ## everything: style, types, all tests
+test: ## style, types and the tests: everything but what `make test-all` adds
+	@scripts/setup test
+	@$(MAKE) --no-print-directory lint
+	@echo "==> pytest (the slower kinds of sandbox get a sample of the contract; make test-all asks everything)"
+	@scripts/with-engines $(PYTEST) $(PARALLEL) -m "not thorough"
+
+test-all: ## ... and the whole contract on every kind of sandbox
 	@scripts/setup test
 	@$(MAKE) --no-print-directory lint
 	@echo "==> pytest"
-	@require="$$(scripts/setup require)" && echo "    must run here: $$require" && \
-	    HERMITCRAB_REQUIRE="$$require" $(PYTEST)
+	@scripts/with-engines $(PYTEST) $(PARALLEL)
 
 check-fast: ## style, types, and the tests that take no time, on local only
 	@scripts/setup dev
 	@$(MAKE) --no-print-directory lint
-	@HERMITCRAB_REQUIRE=local $(PYTEST) -q -m "not slow" -k "not bubblewrap"
+	@HERMITCRAB_REQUIRE=local $(PYTEST) $(PARALLEL) -q -m "not slow" -k "local or not (test_contract or docker or podman or ssh or apptainer or bubblewrap)"
 
 lint:
 	@scripts/setup dev
@@ -39,7 +46,9 @@ lint:
 
 bench: ## measure, beside the raw lower bounds and installed peers (ARGS=--json)
 	@scripts/setup run
-	@$(BIN)/hermitcrab bench $(ARGS)
+	@scripts/with-engines $(BIN)/hermitcrab bench --image hermitcrab-test \
+	    --apptainer-image .engines/apptainer/images/hermitcrab-test \
+	    --ssh hermitcrab-test --ssh-config .engines/ssh/config $(ARGS)
 
 docs: ## regenerate the generated pages under docs/
 	@scripts/setup run

@@ -31,3 +31,13 @@ def quiet_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(work))
     monkeypatch.chdir(work)
     return home
+
+
+ANYWHERE = ("test_contract.py", "test_plain.py")
+"""Their tests know nothing of each other; those of any other file may share what they look at."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """With `-n`, the tests of a file run in one process, one after the other."""
+    if item.path.name not in ANYWHERE:
+        item.add_marker(pytest.mark.xdist_group(item.path.name))

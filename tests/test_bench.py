@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -12,9 +13,22 @@ from typing import Any
 import pytest
 
 from hermitcrab.bench import machine, main, peers, process, program, report, stats, timing, worker
-from hermitcrab.bench.rows import Goal, Report, Row, report_from_json, report_to_json
+from hermitcrab.bench.peer_drivers.places import docker_rows, ssh_rows
+from hermitcrab.bench.rows import (
+    Goal,
+    Report,
+    Row,
+    at_least,
+    beside_peers,
+    report_from_json,
+    report_to_json,
+    times_faster,
+)
 from hermitcrab.bench.stats import Summary
+from tests.conftest import required
+from tests.engines import APPTAINER, ENGINES, IMAGE, SSH
 
+NOWHERE = {"image": None, "ssh": None, "ssh_config": None}
 SOURCE = Path(__file__).parent.parent / "src"
 NAMES = {
     "execute-true",
@@ -35,6 +49,19 @@ NAMES = {
     "run-true",
 }
 MAY_BE_MISSING = {name for name in NAMES if name.startswith("bubblewrap")}
+PLACES = {
+    "docker": ({"docker-true", "docker-start", "docker-cleanup"}, ["--image", IMAGE]),
+    "docker-crowd": ({"docker-crowd"}, ["--image", IMAGE]),
+    "podman": ({"podman-true"}, ["--image", IMAGE]),
+    "gvisor": ({"gvisor-true"}, ["--image", IMAGE]),
+    "apptainer": ({"apptainer-true"}, ["--apptainer-image", APPTAINER["image"]]),
+    "ssh": (
+        {"ssh-true", "ssh-start"},
+        ["--ssh", str(SSH["host"]), "--ssh-config", os.path.relpath(str(SSH["config_file"]))],
+    ),
+}
+"""Measurements of containers and hosts: their rows, and the options that say where."""
+IN_PLACES = {name for names, _ in PLACES.values() for name in names}
 
 
 @pytest.mark.slow
@@ -51,9 +78,12 @@ def test_every_row_is_measured_beside_its_lower_bound(tmp_path: Path) -> None:
     data: dict[str, Any] = json.loads(file.read_text())
     assert data["machine"].keys() >= {"cpu", "cores", "system", "python", "bash"}
     rows = {row["name"]: row for row in data["rows"]}
-    assert rows.keys() >= NAMES - MAY_BE_MISSING
+    assert rows.keys() >= NAMES - MAY_BE_MISSING | IN_PLACES
     for name, row in rows.items():
         assert row["title"] in done.stdout
+        if name in IN_PLACES:
+            assert row["reason"].startswith("needs --")
+            continue
         if name in MAY_BE_MISSING and row["reason"]:
             continue
         assert not row["reason"], f"{name}: {row['reason']}"
@@ -69,6 +99,80 @@ def test_only_one_measurement_and_json_to_stdout(capsys: pytest.CaptureFixture[s
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["name"] == "execute-true"
     assert row["ratio"] == pytest.approx(row["ours"]["median"] / row["raw"]["median"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+def test_containers_and_hosts_are_measured_beside_their_own_exec(
+    place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{ENGINES / 'apptainer' / 'bin'}:{os.environ['PATH']}")
+    names, options = PLACES[place]
+    status = main(["--scale", "0.01", "--only", place, "--json", *options])
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    missing = ", ".join({row["reason"] for row in rows.values()})
+    if missing and place.removesuffix("-crowd") not in required():
+        pytest.skip(missing)
+    assert (status, missing) == (0, "")
+    assert rows.keys() == names
+    for row in rows.values():
+        assert row["ours"]["median"] > 0
+        assert row["raw"]["median"] > 0
+
+
+def test_an_engine_that_does_not_answer_is_a_row_that_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing")
+    assert main(["--only", "docker-crowd", "--image", "any", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["name"], row["ours"], row["failed"]) == ("docker-crowd", None, False)
+    assert "ocker" in row["reason"]
+
+
+@pytest.mark.slow
+def test_a_peer_is_measured_in_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode != 0:
+        assert "docker" not in required()
+        pytest.skip("scripts/engines/docker up was not run")
+    opened: list[ToyShell] = []
+
+    def open_shell() -> ToyShell:
+        opened.append(ToyShell())
+        return opened[-1]
+
+    rows = list(docker_rows("toy 1", open_shell, IMAGE, 0.01))
+    assert [(row.name, row.who, row.reason) for row in rows] == [
+        ("docker-true", "toy 1", ""),
+        ("docker-start", "toy 1", ""),
+        ("docker-crowd", "toy 1", ""),
+    ]
+    assert opened
+    assert all(shell.closed for shell in opened)
+
+
+def test_a_peer_that_does_not_open_is_rows_with_the_reason() -> None:
+    def refuse() -> ToyShell:
+        raise OSError("no server\nin the image")
+
+    rows = list(ssh_rows("toy 1", refuse, "nowhere.invalid", None, 0.01))
+    assert {(row.name, row.reason) for row in rows} == {
+        ("ssh-true", "OSError: no server in the image"),
+        ("ssh-start", "OSError: no server in the image"),
+    }
+
+
+class ToyShell:
+    """A peer that does nothing."""
+
+    closed = False
+
+    def run(self, command: str) -> str:
+        assert not self.closed
+        return ""
+
+    def close(self) -> None:
+        self.closed = True
 
 
 @pytest.mark.parametrize("argv", [["--only", "nothing"], ["--scale", "0"], ["--scale", "-1"]])
@@ -94,13 +198,13 @@ def test_a_peer_that_does_not_install_is_a_row_with_the_reason(monkeypatch: pyte
         raise peers.CannotInstall("does not install: no such thing")
 
     monkeypatch.setattr(peers, "install", refuse)
-    (row,) = peers.measure("swe-rex", 1.0, lambda line: None)
+    (row,) = peers.measure("swe-rex", 1.0, NOWHERE, lambda line: None)
     assert (row.who, row.ours, row.reason) == ("swe-rex", None, "does not install: no such thing")
 
 
 def test_a_peer_that_does_not_work_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "install", lambda peer, say: Path(sys.executable))
-    (row,) = peers.measure("no-such-peer", 1.0, lambda line: None)
+    (row,) = peers.measure("no-such-peer", 1.0, NOWHERE, lambda line: None)
     assert "no_such_peer" in row.reason
 
 
@@ -165,6 +269,42 @@ def test_past_its_budget_a_measurement_stops() -> None:
     assert len(timing.interleaved({"a": lambda: None}, 100, block=5, budget=0)["a"]) == 5
 
 
+def test_lives_take_turns_and_their_first_is_not_counted() -> None:
+    calls: list[str] = []
+
+    def life(name: str) -> timing.Life:
+        def begin() -> str:
+            calls.append(f"{name}+")
+            return name
+
+        return timing.Life(begin, lambda begun: calls.append(f"{begun}-"))
+
+    begins, ends = timing.lives({"a": life("a"), "b": life("b")}, 2, rest=0)
+    assert " ".join(calls) == "a+ a- b+ b- b+ b- a+ a- a+ a- b+ b-"
+    for seconds in (begins, ends):
+        assert {name: len(taken) for name, taken in seconds.items()} == {"a": 2, "b": 2}
+
+
+def test_past_their_budget_lives_stop_after_one_that_counts() -> None:
+    begins, _ = timing.lives({"a": timing.Life(lambda: None)}, 100, budget=0, rest=0)
+    assert len(begins["a"]) == 1
+
+
+def test_those_that_opened_are_closed_when_one_does_not() -> None:
+    numbers = itertools.count()
+    closed: list[int] = []
+
+    def open_one() -> int:
+        if (number := next(numbers)) == 2:
+            raise OSError("the third does not open")
+        return number
+
+    with pytest.raises(OSError, match="third"), timing.all_open(open_one, closed.append, 4):
+        pytest.fail("not all of them opened")
+    assert {0, 1} <= set(closed)
+    assert 2 not in closed
+
+
 def test_a_swarm_runs_everything_and_passes_errors_on() -> None:
     calls: list[int] = []
     assert timing.swarm([lambda: calls.append(1), lambda: calls.append(2)], 3) > 0
@@ -203,6 +343,31 @@ ROWS = (
     Row(name="execute-true", title='execute("true")', unit="ms", who="peer | 1", reason="does not install"),
 )
 REPORT = Report(version="1", when="today", scale=1.0, machine={"cpu": "a crab", "cores": "2"}, rows=ROWS)
+
+
+def test_goals_against_raw_and_for_rates() -> None:
+    assert times_faster(0.04, 25) == Goal("at least 25 times faster", True)
+    assert not times_faster(0.05, 25).met
+    assert not times_faster(None, 25).met
+    assert at_least(300, 300, "commands/s") == Goal("at least 300 commands/s", True)
+    assert not at_least(299, 300, "commands/s").met
+
+
+@pytest.mark.parametrize(("median", "met"), [(2.5, True), (2.6, False)])
+def test_the_goal_against_a_peer_counts_its_fastest_way(median: float, met: bool) -> None:
+    def row(who: str, median: float) -> Row:
+        return Row(name="docker-true", title="", unit="ms", who=who, ours=Summary(1, median, median))
+
+    ours, *theirs = beside_peers(
+        [row("hermitcrab", median), row("swe-rex 1 a", 9.0), row("swe-rex 1 b", 5.0)]
+    )
+    assert ours.goals == (Goal("at least 2 times as fast as swe-rex", met),)
+    assert not any(each.goals for each in theirs)
+
+
+def test_a_peer_that_was_not_measured_is_no_goal() -> None:
+    rows = (Row(name="docker-true", title="", unit="ms", ours=Summary(1, 1.0, 1.0)), *ROWS)
+    assert beside_peers(rows) == rows
 
 
 def test_a_report_survives_json() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -101,6 +102,34 @@ def test_functions_survive_and_do_the_same(functions: dict[str, list[str]]) -> N
     after, again = raw_bash.execute(call, parsed.state, BARE, parsed)
     assert after.output == before.output
     assert differences(parsed.state, again.state) == {}
+
+
+def test_a_function_called_builtin_is_told_among_noise() -> None:
+    """A DEBUG trap prints into the dump until it is removed; `t`, as our own function would intervene."""
+    noise = "t=tr; ${t}ap 'echo noise; declare -f builtin' DEBUG"
+    command = f'builtin () {{ command builtin "$@"; }}; {noise}'
+    _, parsed = raw_bash.execute(command, BARE, BARE)
+    assert parsed.state.functions["builtin"].body == '{ \n    command builtin "$@"\n}'
+
+
+def test_a_directory_that_looks_like_a_function(tmp_path: Path) -> None:
+    odd = tmp_path / "x\ndeclare -f evil\n0777\n"
+    odd.mkdir()
+    _, parsed = raw_bash.execute(
+        f"f() {{ :; }}; umask 027; cd {quoting.quote(str(odd)).decode()}", BARE, BARE
+    )
+    assert (parsed.state.cwd, parsed.state.umask) == (str(odd), "0027")
+    assert parsed.state.functions.keys() == {"f"}
+
+
+@pytest.mark.parametrize("end", ["true", "exit", "f() { exit; }; f"])
+def test_aliases_are_told_as_they_are_at_the_end(end: str) -> None:
+    _, first = raw_bash.execute(
+        f"alias a=1 b=2; : ${{BASH_ALIASES[a]}}; unalias a; alias c=3; {end}", BARE, BARE
+    )
+    assert first.state.aliases == {"b": "2", "c": "3"}
+    _, second = raw_bash.execute(f"unalias b; {end}", first.state, BARE, first)
+    assert second.state.aliases == {"c": "3"}
 
 
 WHOLE = raw_bash.execute(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermitcrab.core import quoting, script
+from hermitcrab.core import farewell, quoting, script
 from hermitcrab.core.state import ShellState, Variable
 from tests import raw_bash
 from tests.strategies import nasty, raw, text
@@ -93,3 +93,35 @@ def test_injected_values_are_exported_and_can_be_ignored(bare: ShellState) -> No
     preparation = script.prepare(bare, bare, directory="/", injected={"TOKEN": "s3'cret"}, traps=False)
     told = raw_bash.run(script.bootstrap(b""), script.order(b"", preparation, bare, "env | grep ^TOKEN="))
     assert told.output == b"TOKEN=s3'cret\n"
+
+
+def test_lines_are_counted_from_the_commands_first(bare: ShellState) -> None:
+    """Though the trap's own text, of several lines, is in the same file."""
+    told, _ = raw_bash.execute("echo $LINENO\necho $LINENO\nf() { echo $LINENO; }; f", bare, bare)
+    assert told.output == b"1\n2\n3\n"
+
+
+@pytest.mark.parametrize("end", ["true", "exit", "set -e; false", "f() { exit; }; f"])
+@pytest.mark.parametrize("options", ["v", "vx", "vxu"])
+def test_only_the_known_lines_are_echoed(bare: ShellState, options: str, end: str) -> None:
+    told, parsed = raw_bash.execute(f"set -{options}; {end}", bare, bare)
+    assert parsed.verbose
+    output = told.output
+    for echo in farewell.VERBOSE_ECHOES:
+        output = output.removesuffix(echo)
+    assert b"__hc_" not in output
+
+
+def test_a_shell_starts_with_what_it_does_not_act_on(bare: ShellState) -> None:
+    exported = [
+        "PYTHONPATH",
+        "GIT_DIR",
+        "LD_PRELOAD",
+        "DYLD_INSERT_LIBRARIES",
+        "BASH_ENV",
+        "ENV",
+        "IFS",
+        "PS4",
+    ]
+    state = ShellState(cwd="/", variables={name: Variable("x", "x") for name in exported})
+    assert script.environment(state, {}).keys() == {"PYTHONPATH", "GIT_DIR"}

@@ -406,9 +406,9 @@ def test_an_idle_session_lets_its_shell_go(quiet_home: Path) -> None:
     with hermitcrab.open("local", warm_seconds=0.2) as env:
         works(env)
         deadline = time.monotonic() + 15
-        while env._session._warm is not None and time.monotonic() < deadline:
+        while env._session._shells._warm is not None and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert env._session._warm is None
+        assert env._session._shells._warm is None
         works(env)
 
 

@@ -9,10 +9,15 @@ if TYPE_CHECKING:
     from hermitcrab.core.protocols import Chunk, Traits
     from hermitcrab.core.state import ShellState
     from hermitcrab.environment import (
+        ApptainerEnvironment,
         AsyncEnvironment,
         BubblewrapEnvironment,
+        DockerEnvironment,
         Environment,
         LocalEnvironment,
+        PodmanEnvironment,
+        SingularityEnvironment,
+        SSHEnvironment,
         aopen,
     )
     from hermitcrab.environment import Environment as open
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApptainerEnvironment",
     "AsyncEnvironment",
     "AsyncRunningCommand",
     "BackendUnavailable",
@@ -49,17 +55,21 @@ __all__ = [
     "CommandRefused",
     "CommandTimedOut",
     "ConfigError",
+    "DockerEnvironment",
     "Environment",
     "HermitcrabWarning",
     "LocalEnvironment",
     "Outcome",
+    "PodmanEnvironment",
     "Result",
     "RunningCommand",
+    "SSHEnvironment",
     "SandboxError",
     "SandboxLost",
     "SandboxStartError",
     "SessionClosed",
     "ShellState",
+    "SingularityEnvironment",
     "Traits",
     "TransferError",
     "UnsupportedCapability",

@@ -100,9 +100,10 @@ def settings_for(backend: Backend[Any]) -> dict[str, Setting]:
 def resolve(
     on: str | None, overrides: Mapping[str, Any], *, cwd: Path, environ: Mapping[str, str]
 ) -> Resolved:
-    """The settings for `on`: a named environment, a backend, or (None) the default."""
+    """The settings for `on`: a named environment, a backend (`docker:IMAGE` too), or (None) the default."""
     documents = config_files.load(cwd, environ)
-    name, chosen_by = choose(on, documents, environ)
+    chosen, chosen_by = choose(on, documents, environ)
+    name, target = _split(chosen, documents)
     section = _environment_section(name, documents)
     backend = registry.get(section[1]["backend"] if section else name)
     settings = settings_for(backend)
@@ -111,6 +112,7 @@ def resolve(
     for given in (
         *_from_files(documents, backend.name, section, name),
         *_from_variables(settings, environ),
+        *_from_target(backend, target, chosen, chosen_by),
         *(_Given(key, value, _ARGUMENT) for key, value in overrides.items()),
     ):
         value = _read(settings, given)
@@ -140,6 +142,22 @@ def choose(on: str | None, documents: list[Document], environ: Mapping[str, str]
         if document.default:
             return document.default, str(document.path)
     return registry.DEFAULT, ""
+
+
+def _split(chosen: str, documents: list[Document]) -> tuple[str, str]:
+    """`docker:IMAGE` into its two parts; the second is empty in a name that is known as a whole."""
+    name, colon, target = chosen.partition(":")
+    whole = not colon or any(chosen in document.environments for document in documents)
+    return (chosen, "") if whole else (name, target)
+
+
+def _from_target(backend: Backend[Any], target: str, chosen: str, chosen_by: str) -> Iterator[_Given]:
+    if target and not backend.target:
+        raise ConfigError(
+            f"{chosen_by}: {backend.name} takes nothing after a colon, got {chosen!r}", backend=backend.name
+        )
+    if target:
+        yield _Given(backend.target, target, chosen_by, text=True)
 
 
 def problems(documents: list[Document]) -> list[str]:

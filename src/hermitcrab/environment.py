@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +17,7 @@ from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.protocols import Traits
 from hermitcrab.core.session import Session
 from hermitcrab.core.state import ShellState
+from hermitcrab.files.access import AsyncFiles, Files
 from hermitcrab.result import Result
 from hermitcrab.running import AsyncRunningCommand, RunningCommand
 
@@ -27,6 +29,7 @@ class AsyncEnvironment:
         self.name = resolved.name
         self.backend = resolved.backend.name
         self.traits: Traits = resolved.backend.traits
+        self.files = AsyncFiles(session)
         self._session = session
         self._cleaned = False
 
@@ -66,17 +69,22 @@ class AsyncEnvironment:
         stdin_data: bytes | str | None = None,
         stdin: bool = False,
         separate: bool = False,
+        terminal: tuple[int, int] | None = None,
     ) -> AsyncRunningCommand:
-        """Run a command and iterate over its output meanwhile. `stdin` leaves its input open for `write`."""
+        """Run a command and iterate over its output meanwhile. `stdin` leaves its input open for `write`.
+
+        `terminal` gives it one of so many rows and columns, which can be written to and resized.
+        """
         return AsyncRunningCommand(
             self._session.begin(
                 command,
                 cwd,
                 timeout=timeout,
                 stdin_data=stdin_data,
-                keep_stdin=stdin,
+                keep_stdin=stdin or terminal is not None,
                 separate=separate,
                 streaming=True,
+                terminal=terminal,
             )
         )
 
@@ -90,9 +98,25 @@ class AsyncEnvironment:
         """What was started with `start` and still runs."""
         return [AsyncRunningCommand(command) for command in self._session.processes()]
 
+    def resumed(self) -> list[AsyncRunningCommand]:
+        """What a program before this one left in the sandbox: still running, or ended and not yet heard of.
+
+        Each result is told once. What it is was known to that program only, so `command` is empty.
+        """
+        return [AsyncRunningCommand(command) for command in self._session.resumed]
+
     def interrupt(self) -> int:
         """End every command that somebody waits for; each answers 130. Returns how many. Any thread."""
         return self._session.interrupt()
+
+    async def detach(self) -> None:
+        """Leave the sandbox, and what `start` left running in it, to the next program that opens it.
+
+        Only where the sandbox has a life of its own, as a container with a `task_id` has. The next program
+        finds it in `resumed`.
+        """
+        await self._session.detach()
+        self._cleaned = True
 
     async def cleanup(self) -> None:
         """End everything the session started, and the sandbox. May be called twice."""
@@ -132,6 +156,7 @@ class Environment:
         self.name = self._async.name
         self.backend = self._async.backend
         self.traits = self._async.traits
+        self.files = Files(self._async.files)
         self._session = self._async._session
 
     @property
@@ -172,11 +197,21 @@ class Environment:
         stdin_data: bytes | str | None = None,
         stdin: bool = False,
         separate: bool = False,
+        terminal: tuple[int, int] | None = None,
     ) -> RunningCommand:
-        """Run a command and iterate over its output meanwhile. `stdin` leaves its input open for `write`."""
+        """Run a command and iterate over its output meanwhile. `stdin` leaves its input open for `write`.
+
+        `terminal` gives it one of so many rows and columns, which can be written to and resized.
+        """
         return RunningCommand(
             self._async.stream(
-                command, cwd, timeout=timeout, stdin_data=stdin_data, stdin=stdin, separate=separate
+                command,
+                cwd,
+                timeout=timeout,
+                stdin_data=stdin_data,
+                stdin=stdin,
+                separate=separate,
+                terminal=terminal,
             )
         )
 
@@ -188,9 +223,24 @@ class Environment:
         """What was started with `start` and still runs."""
         return [RunningCommand(command) for command in self._async.processes()]
 
+    def resumed(self) -> list[RunningCommand]:
+        """What a program before this one left in the sandbox: still running, or ended and not yet heard of.
+
+        Each result is told once. What it is was known to that program only, so `command` is empty.
+        """
+        return [RunningCommand(command) for command in self._async.resumed()]
+
     def interrupt(self) -> int:
         """End every command that somebody waits for; each answers 130. Returns how many. Any thread."""
         return self._async.interrupt()
+
+    def detach(self) -> None:
+        """Leave the sandbox, and what `start` left running in it, to the next program that opens it.
+
+        Only where the sandbox has a life of its own, as a container with a `task_id` has. The next program
+        finds it in `resumed`.
+        """
+        loop.run(self._async.detach())
 
     def cleanup(self) -> None:
         """End everything the session started, and the sandbox. May be called twice."""
@@ -249,6 +299,135 @@ class BubblewrapEnvironment(Environment):
         )
 
 
+class DockerEnvironment(Environment):
+    """A session in a hardened container of its own. `memory` and `disk` are in MiB."""
+
+    _engine = "docker"
+
+    def __init__(
+        self,
+        image: str = "",
+        cwd: str = "",
+        timeout: float | None = None,
+        cpu: float | None = None,
+        memory: int | None = None,
+        disk: int | None = None,
+        persistent_filesystem: bool | None = None,
+        task_id: str = "",
+        volumes: Sequence[str] | None = None,
+        forward_env: Sequence[str] | None = None,
+        env: Mapping[str, Any] | None = None,
+        network: bool | None = None,
+        host_cwd: str | Path | None = None,
+        auto_mount_cwd: bool | None = None,
+        *,
+        state: ShellState | None = None,
+        keep_code: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            self._engine,
+            state=state,
+            keep_code=keep_code,
+            **given(
+                image=image,
+                cwd=cwd,
+                timeout=timeout,
+                cpu=cpu,
+                memory=memory,
+                disk=disk,
+                persistent_filesystem=persistent_filesystem,
+                task_id=task_id,
+                volumes=volumes,
+                forward_env=forward_env,
+                env=env,
+                network=network,
+                host_cwd=host_cwd,
+                auto_mount_cwd=auto_mount_cwd,
+            ),
+            **options,
+        )
+
+
+class PodmanEnvironment(DockerEnvironment):
+    """The same by Podman, with or without root."""
+
+    _engine = "podman"
+
+
+class SSHEnvironment(Environment):
+    """A session on a remote host, over the user's own ssh client and its config."""
+
+    def __init__(
+        self,
+        host: str = "",
+        user: str = "",
+        port: int | None = None,
+        key_path: str | Path | None = None,
+        cwd: str = "",
+        timeout: float | None = None,
+        *,
+        env: Mapping[str, Any] | None = None,
+        state: ShellState | None = None,
+        keep_code: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            "ssh",
+            state=state,
+            keep_code=keep_code,
+            **given(host=host, user=user, port=port, key_path=key_path, cwd=cwd, timeout=timeout, env=env),
+            **options,
+        )
+
+
+class ApptainerEnvironment(Environment):
+    """A session in a contained Apptainer container: no daemon, no root. `memory` and `disk` are in MiB."""
+
+    def __init__(
+        self,
+        image: str = "",
+        cwd: str = "",
+        timeout: float | None = None,
+        cpu: float | None = None,
+        memory: int | None = None,
+        disk: int | None = None,
+        persistent_filesystem: bool | None = None,
+        task_id: str = "",
+        volumes: Sequence[str] | None = None,
+        forward_env: Sequence[str] | None = None,
+        env: Mapping[str, Any] | None = None,
+        network: bool | None = None,
+        *,
+        state: ShellState | None = None,
+        keep_code: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            "apptainer",
+            state=state,
+            keep_code=keep_code,
+            **given(
+                image=image,
+                cwd=cwd,
+                timeout=timeout,
+                cpu=cpu,
+                memory=memory,
+                disk=disk,
+                persistent_filesystem=persistent_filesystem,
+                task_id=task_id,
+                volumes=volumes,
+                forward_env=forward_env,
+                env=env,
+                network=network,
+            ),
+            **options,
+        )
+
+
+SingularityEnvironment = ApptainerEnvironment
+
+
 def given(**options: Any) -> dict[str, Any]:
     """The options that were really given; the others stay open to the config files."""
     return {name: value for name, value in options.items() if value is not None and value != ""}
@@ -291,14 +470,26 @@ async def _open(
         session = Session(
             sandbox,
             resolved.session,
-            place=f"{resolved.backend.name}:{platform.node()}",
+            place=_place(resolved),
             trusted=not resolved.backend.traits.isolated,
+            creates_cwd=resolved.backend.traits.creates_cwd,
+            inject=partial(resolved.backend.inject, resolved.options) if resolved.backend.inject else dict,
+            restart=partial(resolved.backend.start, resolved.options)
+            if resolved.backend.traits.revives
+            else None,
         )
         await session.open(state, keep_code=keep_code)
     except BaseException:
         await sandbox.release()
         raise
     return AsyncEnvironment(resolved, session)
+
+
+def _place(resolved: Resolved) -> str:
+    """What tells one place from another: whose PATH and HOME these are."""
+    backend = resolved.backend
+    target = getattr(resolved.options, backend.target, None) if backend.target else None
+    return f"{backend.name}:{target or platform.node()}"
 
 
 def _warn_if_dropped(environment: AsyncEnvironment) -> None:

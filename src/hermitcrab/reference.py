@@ -15,6 +15,7 @@ from typing import Any
 from hermitcrab import convert
 from hermitcrab.agent.program import CHOICE
 from hermitcrab.backends import registry
+from hermitcrab.backends.data import DIRECTORY_VARIABLE
 from hermitcrab.config import ON_VARIABLE, SessionConfig
 from hermitcrab.config_files import CONFIG_VARIABLE, FILE_NAME
 from hermitcrab.settings import SESSION, Setting, settings_of
@@ -23,7 +24,9 @@ GENERAL = {
     ON_VARIABLE: "The environment or backend to use when `--on` is absent.",
     CONFIG_VARIABLE: f"The only `{FILE_NAME}` to read, in place of the user's and the project's. "
     "`/dev/null` reads none.",
-    CHOICE: "`c` or `python` forces that agent; unset takes the C program where it fits.",
+    CHOICE: "`c` or `python` forces that agent on this machine, `none` does without one in containers and on "
+    "remote hosts; unset takes the C program where it fits.",
+    DIRECTORY_VARIABLE: "Where persistent sandboxes keep their files; the user's data directory otherwise.",
 }
 """Variables that belong to no key of a file."""
 

@@ -43,6 +43,8 @@ class Result:
     returncode: int
     """The exit status, or 128 plus the signal that ended it; 124 after a time-out, 130 after an interrupt."""
     outcome: Outcome = Outcome.COMPLETED
+    out_of_memory: bool = False
+    """The sandbox's memory limit was reached meanwhile, and something in it was killed."""
     duration: float = 0.0
     """Seconds from handing the command over to its end."""
     truncated: bool = False

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections.abc import AsyncIterator, Iterator
-from typing import TypeVar
 
 from hermitcrab.core import loop
 from hermitcrab.core.command import Command, checked_stdin, checked_timeout
 from hermitcrab.core.protocols import Chunk
 from hermitcrab.result import Outcome, Result
-
-T = TypeVar("T")
 
 
 class AsyncRunningCommand:
@@ -65,6 +62,10 @@ class AsyncRunningCommand:
         """To every process that the command started."""
         self._command.signal(number)
 
+    def resize(self, rows: int, columns: int) -> None:
+        """Of the terminal that it was given with `terminal=`."""
+        self._command.resize(rows, columns)
+
     def kill(self, grace: float | None = None) -> None:
         """TERM, then after the grace KILL, to every process that the command started."""
         self._command.end(None, grace)
@@ -102,11 +103,11 @@ class RunningCommand:
 
     def text(self) -> Iterator[str]:
         """The output as it comes, decoded; a character is never cut in two."""
-        return _iterate(self._async.text())
+        return loop.iterate(self._async.text())
 
     def chunks(self) -> Iterator[Chunk]:
         """The output as it comes, as bytes with the channel (1 stdout, 2 stderr) they came from."""
-        return _iterate(self._async.chunks())
+        return loop.iterate(self._async.chunks())
 
     def read(self) -> str:
         """What was printed since the last `read`, without waiting."""
@@ -123,6 +124,10 @@ class RunningCommand:
         """To every process that the command started."""
         self._async.signal(number)
 
+    def resize(self, rows: int, columns: int) -> None:
+        """Of the terminal that it was given with `terminal=`."""
+        self._async.resize(rows, columns)
+
     def kill(self, grace: float | None = None) -> None:
         """TERM, then after the grace KILL, to every process that the command started."""
         self._async.kill(grace)
@@ -134,16 +139,3 @@ class RunningCommand:
     def wait(self, timeout: float | None = None) -> Result:
         """Its result. A TimeoutError leaves it running."""
         return loop.run(self._async.wait(timeout))
-
-
-async def _next(source: AsyncIterator[T]) -> T:
-    return await anext(source)
-
-
-def _iterate(source: AsyncIterator[T]) -> Iterator[T]:
-    while True:
-        try:
-            item: T = loop.run(_next(source))
-        except StopAsyncIteration:
-            return
-        yield item

@@ -37,7 +37,7 @@ def command(request: pytest.FixtureRequest) -> list[str]:
     """How to start the agent under test, in whatever environment."""
     if request.param == "c":
         return [request.getfixturevalue("c_agent")]
-    program = f"import runpy, sys; sys.path.insert(0, {str(SOURCES)!r}); sys.argv[1:] = []; "
+    program = f"import runpy, sys; sys.path.insert(0, {str(SOURCES)!r}); "
     return [
         sys.executable,
         "-c",
@@ -50,8 +50,8 @@ def connect(command: list[str]) -> Iterator[Callable[..., AgentClient]]:
     """Starts agents that end with the test."""
     clients: list[AgentClient] = []
 
-    def start(*, pipes: bool = False, env: dict[str, str] | None = None) -> AgentClient:
-        client = AgentClient(command, pipes=pipes, env=env)
+    def start(*options: str, pipes: bool = False, env: dict[str, str] | None = None) -> AgentClient:
+        client = AgentClient([*command, *options], pipes=pipes, env=env)
         clients.append(client)
         return client
 

@@ -651,7 +651,21 @@ MALFORMED = {
     "descriptor twice": start_fields((1, b"true"), (4, b"\1\2"), (4, b"\1\2")),
     "same as nothing": start_fields((1, b"true"), (4, b"\2\4\1")),
     "same as itself": start_fields((1, b"true"), (4, b"\1\4\1")),
-    "unknown kind": start_fields((1, b"true"), (4, b"\1\6")),
+    "unknown kind": start_fields((1, b"true"), (4, b"\1\7")),
+    "full PING": header(1, Ask.PING) + b"x",
+    "terminal without a size": start_fields((1, b"true"), (4, b"\0\6")),
+    "terminal of half a size": start_fields((1, b"true"), (4, b"\0\6\1\0\1")),
+    "two terminals": start_fields((1, b"true"), (4, b"\0\6\1\0\1\0"), (4, b"\1\6\1\0\1\0")),
+    "READ without a path": header(16, Ask.READ, exec_id=1) + bytes(16),
+    "READ with a NUL": header(19, Ask.READ, exec_id=1) + bytes(16) + b"a\0b",
+    "READ without an id": wire.read_frame(0, b"/etc/passwd"),
+    "short READ": header(5, Ask.READ, exec_id=1) + b"abcde",
+    "WRITE without a path": header(5, Ask.WRITE, exec_id=1) + bytes(5),
+    "WRITE with a NUL": header(7, Ask.WRITE, exec_id=1) + bytes(5) + b"\0b",
+    "WRITE of an unknown flag": header(7, Ask.WRITE, exec_id=1) + b"\0\0\0\0\2ab",
+    "WRITE of an odd mode": header(7, Ask.WRITE, exec_id=1) + b"\0\0\1\0\0ab",
+    "empty WRITE": header(0, Ask.WRITE, exec_id=1),
+    "short RESIZE": header(3, Ask.RESIZE) + b"abc",
     "short descriptor": start_fields((1, b"true"), (4, b"\1")),
     "long descriptor": start_fields((1, b"true"), (4, b"\1\2x")),
 }
@@ -700,8 +714,15 @@ class TestMalformed:
             lambda exec_id: wire.frame(Ask.DATA, exec_id, 9, b"x"),
             lambda exec_id: wire.frame(Ask.CLOSE, exec_id, 9),
             lambda exec_id: wire.credit(Ask.CREDIT, exec_id, 0, 1),
+            lambda exec_id: wire.resize_frame(exec_id, 1, 24, 80),
         ],
-        ids=["DATA to an output", "DATA to nothing", "CLOSE of nothing", "CREDIT for an input"],
+        ids=[
+            "DATA to an output",
+            "DATA to nothing",
+            "CLOSE of nothing",
+            "CREDIT for an input",
+            "RESIZE of a pipe",
+        ],
     )
     def test_wrong_channel(self, connect: Connect, frame_of: Callable[[int], bytes]) -> None:
         agent = connect()
@@ -762,7 +783,10 @@ class TestScarcity:
             ended = [agent.wait_gone(exec_id).ended for exec_id in ids]
             failed = [e for e in ended if e.cause is Cause.NOT_STARTED]
             assert 10 < len(failed) < 40
-            assert all(e.code == 126 and "Too many open files" in e.reason for e in failed)
+            # The C libraries word it differently.
+            assert all(
+                e.code == 126 and ("open files" in e.reason or "descriptors" in e.reason) for e in failed
+            )
             assert all(e.code == 0 for e in ended if e.cause is Cause.ENDED)
             assert agent.run("echo fine")[1] == b"fine\n"
             assert open_descriptors(agent.process.pid) <= before + 3
@@ -799,17 +823,8 @@ class TestScarcity:
             agent.wait_gone(exec_id)
 
 
-class TestCommandLine:
-    def test_version(self, c_agent: str) -> None:
-        done = subprocess.run([c_agent, "--version"], stdout=subprocess.PIPE, check=True)
-        assert done.stdout == b"hermitcrab-agent 1\n"
-
-    def test_usage(self, c_agent: str) -> None:
-        assert subprocess.run([c_agent, "--what"], stderr=subprocess.DEVNULL).returncode == 2
-
-
 def send_input(agent: AgentClient, exec_id: int, data: bytes) -> None:
-    """As a client that keeps to its credit."""
+    """As a client that keeps to its credit, until nobody wants more."""
     outcome = agent.execs[exec_id]
     at, counted, credit = 0, 0, wire.INPUT_CREDIT
 
@@ -819,10 +834,12 @@ def send_input(agent: AgentClient, exec_id: int, data: bytes) -> None:
             if frame.type == Tell.CREDIT:
                 credit += wire.parse_u32(frame.payload)
         counted = len(outcome.frames)
-        return credit > 0
+        return credit > 0 or outcome.exit is not None
 
     while at < len(data):
         agent.pump_until(refill)
+        if outcome.exit is not None:
+            return
         piece = data[at : at + min(credit, 100_000)]
         agent.send(wire.frame(Ask.DATA, exec_id, 0, piece))
         at += len(piece)

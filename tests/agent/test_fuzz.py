@@ -6,7 +6,9 @@ import itertools
 import os
 import random
 import shutil
+import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ from hermitcrab.agent.wire import Ask, Decoder, Fd, FdKind, Frame, ProtocolError
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 STREAMS = 250
 """Byte streams for the agent. Each costs one process."""
+
+TOKEN = bytes(range(16))
 
 texts = st.binary(max_size=40).map(lambda b: b.replace(b"\0", b""))
 frames = st.builds(
@@ -99,7 +103,9 @@ class TestCodec:
                 fds.append(Fd.same_as(number, fds[-1].number))
             elif kind is FdKind.CONTENT:
                 fds.append(Fd(number, kind, content))
-            elif kind is not FdKind.SAME:
+            elif kind is FdKind.TERMINAL and all(fd.kind is not kind for fd in fds):
+                fds.append(Fd.terminal(number, len(content), 80))
+            elif kind not in (FdKind.SAME, FdKind.TERMINAL):
                 fds.append(Fd(number, kind))
         start = Start(argv, fds, env, cwd, program, inherit)
         (frame,) = Decoder(skip_noise=False).feed(wire.PREAMBLE + wire.start_frame(7, start))
@@ -116,7 +122,17 @@ class TestCodec:
 
 
 def parse_anything(payload: bytes) -> None:
-    parsers = (wire.parse_start, wire.parse_u32, wire.parse_two_u32, wire.parse_hello, wire.parse_exit)
+    parsers = (
+        wire.parse_start,
+        wire.parse_u32,
+        wire.parse_two_u32,
+        wire.parse_size,
+        wire.parse_read,
+        wire.parse_write,
+        wire.parse_hello,
+        wire.parse_exit,
+        wire.parse_known,
+    )
     for parse in parsers:
         try:
             parse(payload)
@@ -128,6 +144,8 @@ def harmless_start(chance: random.Random) -> Start:
     """Well-formed, and of a program that no mutation is likely to turn into one that exists."""
     fds = [Fd(0, FdKind.INPUT), Fd(1, FdKind.OUTPUT), Fd.same_as(2, 1), Fd(247, FdKind.OUTPUT)]
     fds.append(Fd(9, FdKind.CONTENT, chance.randbytes(chance.randrange(100))))
+    if chance.random() < 0.3:
+        fds[0] = Fd.terminal(0, chance.randrange(2**16), 80)
     program = b"/nonexistent/" + b"x" * 20
     return Start(
         [program, *(b"argument" * chance.randrange(3) for _ in range(chance.randrange(4)))],
@@ -157,6 +175,11 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
     return bytes(changed)
 
 
+# Relative ones are below the agent's own directory, however they are mutated.
+READ_PATHS = (b"/proc/nonexistent/" + b"x" * 30, b"/proc/version", b"/proc", b"/proc/self/" + b"y" * 300)
+WRITE_PATHS = (b"here/" + b"x" * 30, b"y" * 20, b"z" * 300)
+
+
 def stream(chance: random.Random) -> bytes:
     """What a broken client may send: mostly sensible frames, some of them damaged."""
     parts = [wire.PREAMBLE]
@@ -171,8 +194,13 @@ def stream(chance: random.Random) -> bytes:
             wire.signal_frame(exec_id, chance.choice([1, 15, 9, 64, 65, 0, 255])),
             wire.kill_frame(exec_id, small),
             wire.timer_frame(exec_id, small, small),
+            wire.frame(Ask.PING),
+            wire.resize_frame(exec_id, channel, 50, 132),
+            wire.read_frame(exec_id, chance.choice(READ_PATHS), small, small),
+            wire.write_frame(exec_id, chance.choice(WRITE_PATHS), mode=0o600, parents=chance.random() < 0.5),
+            wire.frame(Ask.FORGET, exec_id),
         ]
-        part = chance.choice(made)
+        part = wire.attach_frame(TOKEN, 60) if chance.random() < 0.01 else chance.choice(made)
         parts.append(mutate(part, chance) if chance.random() < 0.3 else part)
     if chance.random() < 0.1:
         return mutate(b"".join(parts), chance)
@@ -198,20 +226,70 @@ def checked_agent(tmp_path_factory: pytest.TempPathFactory, c_agent: str) -> str
     return c_agent
 
 
-@pytest.mark.parametrize("shard", range(5))
-def test_agent_survives_hostile_streams(checked_agent: str, shard: int, tmp_path: Path) -> None:
-    # Supervisors close their stderr, so what a sanitizer finds goes to files.
-    env = {
-        "ASAN_OPTIONS": f"log_path={tmp_path}/report:exitcode=66",
-        "UBSAN_OPTIONS": f"log_path={tmp_path}/report:print_stacktrace=1:exitcode=66",
+@pytest.fixture
+def reporting(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment in which sanitizers write to files: supervisors close their stderr."""
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    yield {
+        "ASAN_OPTIONS": f"log_path={reports}/report:exitcode=66",
+        "UBSAN_OPTIONS": f"log_path={reports}/report:print_stacktrace=1:exitcode=66",
         "PATH": "/nonexistent",
     }
+    assert [report.read_text() for report in reports.iterdir()] == []
+
+
+@pytest.mark.parametrize("shard", range(5))
+def test_agent_survives_hostile_streams(
+    checked_agent: str, reporting: dict[str, str], shard: int, tmp_path: Path
+) -> None:
     for seed in range(shard, STREAMS, 5):
         data = stream(random.Random(seed))
-        done = subprocess.run([checked_agent], input=data, stdout=subprocess.PIPE, env=env, timeout=20)
+        done = subprocess.run(
+            [checked_agent], input=data, stdout=subprocess.PIPE, env=reporting, cwd=tmp_path, timeout=20
+        )
         assert done.returncode in (0, 3), f"seed {seed}"
         # What it says is well-formed, whatever it heard.
         answers = Decoder(skip_noise=False).feed(done.stdout)
         assert answers[0].type == wire.Tell.HELLO
         assert (answers[-1].type == wire.Tell.ERROR) == (done.returncode == 3), f"seed {seed}"
-    assert [report.read_text() for report in tmp_path.iterdir()] == []
+
+
+def test_an_agent_that_serves_survives_hostile_clients(
+    checked_agent: str, reporting: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "socket"
+    command = [checked_agent, "--serve", str(path)]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, env=reporting, cwd=tmp_path)
+    assert server.stderr is not None
+    with server, server.stderr as errors:
+        assert errors.read() == b""  # it lets go of it once it listens
+        for seed in range(STREAMS):
+            chance = random.Random(seed)
+            greeting = wire.PREAMBLE + wire.attach_frame(TOKEN, 60)
+            hostile = mutate(greeting, chance) if chance.random() < 0.2 else greeting
+            answers = talk(path, hostile + stream(chance)[len(wire.PREAMBLE) :])
+            assert [frame for frame in answers if frame.type not in set(wire.Tell)] == [], f"seed {seed}"
+        assert talk(path, greeting)[-1].type != wire.Tell.ERROR
+        server.terminate()
+        assert server.wait(20) == 0
+
+
+def talk(path: Path, data: bytes) -> list[Frame]:
+    """Says all of it, and hears what comes until the other side has nothing more to say."""
+    decoder = Decoder(skip_noise=False)
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(20)
+        link.connect(str(path))
+        try:
+            link.sendall(data)
+            link.shutdown(socket.SHUT_WR)
+        except (BrokenPipeError, OSError):
+            pass  # it heard enough
+        answers: list[Frame] = []
+        try:
+            while piece := link.recv(1 << 16):
+                answers += decoder.feed(piece)
+        except ConnectionResetError:
+            pass
+    return answers

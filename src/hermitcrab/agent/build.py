@@ -23,12 +23,11 @@ FLAGS = ("-std=gnu11", "-static", "-Os", "-s", "-Wall", "-Wextra", "-Werror")
 
 
 def compilers(machine: str) -> list[list[str]]:
-    """What may compile for that machine, the best first."""
-    candidates: list[list[str]] = []
+    """What may compile for that machine, the best first: with musl it is a tenth of the size to send."""
+    candidates: list[list[str]] = [[f"{machine}-linux-musl-gcc"]]
     if sys.platform == "linux" and _own_machine() == machine:
         candidates.append(shlex.split(os.environ.get("CC") or "cc"))
     candidates.append([f"{machine}-linux-gnu-gcc"])
-    candidates.append([f"{machine}-linux-musl-gcc"])
     found = [command for command in candidates if command and shutil.which(command[0])]
     if importlib.util.find_spec("ziglang"):
         found.append([sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-musl"])

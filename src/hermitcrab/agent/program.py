@@ -11,7 +11,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent.parent
 BINARIES = PACKAGE / "agent" / "bin"
 CHOICE = "HERMITCRAB_AGENT"
-"""`c` or `python` forces one of the two; unset takes the C program where it fits."""
+"""`c` or `python` forces one of the two on this machine, `none` leaves sandboxes elsewhere without any;
+unset takes the C program where it fits."""
 
 
 _RUN_FALLBACK = (
@@ -33,6 +34,12 @@ class AgentProgram:
 def binary_for(machine: str) -> Path:
     """The static program for a Linux sandbox of that `uname -m`."""
     return BINARIES / f"agent-linux-{machine}"
+
+
+def binary_for_sandbox(machine: str) -> Path | None:
+    """The same for a sandbox that may do without; None when it has to."""
+    binary = binary_for(machine)
+    return binary if binary.exists() and os.environ.get(CHOICE) != "none" else None
 
 
 def host_agent() -> AgentProgram:

@@ -22,6 +22,12 @@ _FIELD = struct.Struct("<BI")
 _EXIT = struct.Struct("<BBHiQQQQ")
 _U32 = struct.Struct("<I")
 _TWO_U32 = struct.Struct("<II")
+_SIZE = struct.Struct("<HH")
+_READ = struct.Struct("<QQ")
+_WRITE = struct.Struct("<IB")
+_ATTACH = struct.Struct("<16sI")
+_KNOWN = struct.Struct("<BB")
+_KNOWN_CHANNEL = struct.Struct("<BBQ")
 
 
 class ProtocolError(Exception):
@@ -38,6 +44,12 @@ class Ask(IntEnum):
     SIGNAL = 5
     KILL = 6
     TIMER = 7
+    RESIZE = 8
+    READ = 9
+    WRITE = 10
+    PING = 11
+    ATTACH = 12
+    FORGET = 13
 
 
 class Tell(IntEnum):
@@ -50,6 +62,8 @@ class Tell(IntEnum):
     EXIT = 68
     GONE = 69
     ERROR = 70
+    KNOWN = 71
+    SYNCED = 72
 
 
 class Field(IntEnum):
@@ -68,6 +82,7 @@ class FdKind(IntEnum):
     CONTENT = 3
     SAME = 4
     FILE = 5
+    TERMINAL = 6
 
 
 class Cause(IntEnum):
@@ -83,10 +98,19 @@ class Cause(IntEnum):
 class Feature(IntEnum):
     SUBREAPER = 1
     SEES_ALL_DESCENDANTS = 2
+    TERMINALS = 4
+    FILES = 8
+    DETACHED = 16
 
 
 SURVIVORS = 1
 """The flag of an EXIT that leaves processes which the agent may not kill."""
+OUT_OF_MEMORY = 2
+"""The flag of an EXIT during whose exec the kernel killed something here for want of memory."""
+
+
+MAKE_PARENTS = 1
+"""The flag of a WRITE that makes missing directories on the way."""
 
 
 class Frame(NamedTuple):
@@ -111,6 +135,7 @@ class Exit:
     code: int
     """The exit status, or minus the number of the signal that ended it."""
     survivors: bool = False
+    out_of_memory: bool = False
     user_seconds: float = 0.0
     system_seconds: float = 0.0
     peak_memory_kib: int = 0
@@ -129,6 +154,10 @@ class Fd:
     @classmethod
     def same_as(cls, number: int, other: int) -> Fd:
         return cls(number, FdKind.SAME, bytes([other]))
+
+    @classmethod
+    def terminal(cls, number: int, rows: int, columns: int) -> Fd:
+        return cls(number, FdKind.TERMINAL, _SIZE.pack(rows, columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +201,24 @@ def timer_frame(exec_id: int, after_ms: int, grace_ms: int) -> bytes:
     return frame(Ask.TIMER, exec_id, payload=_TWO_U32.pack(after_ms, grace_ms))
 
 
+def resize_frame(exec_id: int, channel: int, rows: int, columns: int) -> bytes:
+    return frame(Ask.RESIZE, exec_id, channel, _SIZE.pack(rows, columns))
+
+
+def read_frame(exec_id: int, path: bytes, offset: int = 0, most: int = 0) -> bytes:
+    """`most` 0 reads to the end of the file."""
+    return frame(Ask.READ, exec_id, payload=_READ.pack(offset, most) + path)
+
+
+def write_frame(exec_id: int, path: bytes, *, mode: int = 0, parents: bool = False) -> bytes:
+    """`mode` 0 keeps that of a file that is there, and gives a new one what the umask leaves."""
+    return frame(Ask.WRITE, exec_id, payload=_WRITE.pack(mode, MAKE_PARENTS if parents else 0) + path)
+
+
+def attach_frame(token: bytes, lease_seconds: int) -> bytes:
+    return frame(Ask.ATTACH, payload=_ATTACH.pack(token, lease_seconds))
+
+
 def hello_frame(hello: Hello) -> bytes:
     return frame(Tell.HELLO, payload=_TWO_U32.pack(hello.features, hello.pid) + hello.machine.encode())
 
@@ -179,7 +226,7 @@ def hello_frame(hello: Hello) -> bytes:
 def exit_frame(exec_id: int, exit_: Exit) -> bytes:
     payload = _EXIT.pack(
         exit_.cause,
-        SURVIVORS if exit_.survivors else 0,
+        (SURVIVORS if exit_.survivors else 0) | (OUT_OF_MEMORY if exit_.out_of_memory else 0),
         0,
         exit_.code,
         int(exit_.user_seconds * 1e6),
@@ -270,6 +317,9 @@ def _parse_fd(value: bytes, before: Sequence[Fd]) -> Fd:
     if fd.kind is FdKind.SAME:
         if len(fd.content) != 1 or all(other.number != fd.content[0] for other in before):
             raise ProtocolError("START duplicates a descriptor that was not listed before")
+    elif fd.kind is FdKind.TERMINAL:
+        if len(fd.content) != _SIZE.size or any(other.kind is FdKind.TERMINAL for other in before):
+            raise ProtocolError("START has a malformed terminal, or more than one")
     elif fd.kind is not FdKind.CONTENT and fd.content:
         raise ProtocolError("START has a malformed descriptor")
     return fd
@@ -306,12 +356,79 @@ def parse_exit(payload: bytes) -> Exit:
         Cause(cause),
         code,
         bool(flags & SURVIVORS),
+        bool(flags & OUT_OF_MEMORY),
         user / 1e6,
         system / 1e6,
         peak,
         wall / 1e6,
         payload[_EXIT.size :].decode(errors="replace"),
     )
+
+
+def parse_size(payload: bytes) -> tuple[int, int]:
+    """Rows and columns, of a RESIZE or a TERMINAL."""
+    if len(payload) != _SIZE.size:
+        raise ProtocolError("a terminal's size takes 4 bytes")
+    rows, columns = _SIZE.unpack(payload)
+    return rows, columns
+
+
+def parse_read(payload: bytes) -> tuple[int, int, bytes]:
+    """Offset, most bytes, path."""
+    if len(payload) <= _READ.size:
+        raise ProtocolError("READ is too short")
+    offset, most = _READ.unpack_from(payload)
+    return offset, most, _path(payload[_READ.size :])
+
+
+def parse_write(payload: bytes) -> tuple[int, bool, bytes]:
+    """Mode, whether to make parents, path."""
+    if len(payload) <= _WRITE.size:
+        raise ProtocolError("WRITE is too short")
+    mode, flags = _WRITE.unpack_from(payload)
+    if mode > 0o7777 or flags & ~MAKE_PARENTS:
+        raise ProtocolError("WRITE has an unknown mode or flag")
+    return mode, bool(flags & MAKE_PARENTS), _path(payload[_WRITE.size :])
+
+
+def _path(path: bytes) -> bytes:
+    if b"\0" in path:
+        raise ProtocolError("a path has a NUL byte")
+    return path
+
+
+class KnownChannel(NamedTuple):
+    number: int
+    kind: FdKind
+    """INPUT or OUTPUT."""
+    position: int
+    """OUTPUT: the number of the first byte that will come. INPUT: how many bytes were taken."""
+
+
+class Known(NamedTuple):
+    """What a detached agent still holds of an exec."""
+
+    exited: bool
+    channels: tuple[KnownChannel, ...]
+
+
+def known_frame(exec_id: int, known: Known) -> bytes:
+    payload = _KNOWN.pack(known.exited, len(known.channels))
+    return frame(
+        Tell.KNOWN, exec_id, payload=payload + b"".join(_KNOWN_CHANNEL.pack(*each) for each in known.channels)
+    )
+
+
+def parse_known(payload: bytes) -> Known:
+    if len(payload) < _KNOWN.size:
+        raise ProtocolError("KNOWN is too short")
+    exited, count = _KNOWN.unpack_from(payload)
+    if len(payload) != _KNOWN.size + count * _KNOWN_CHANNEL.size:
+        raise ProtocolError("KNOWN has another length than its channels need")
+    channels = list(_KNOWN_CHANNEL.iter_unpack(payload[_KNOWN.size :]))
+    if any(kind not in (FdKind.INPUT, FdKind.OUTPUT) for _, kind, _ in channels):
+        raise ProtocolError("KNOWN has a channel of an unknown kind")
+    return Known(bool(exited), tuple(KnownChannel(number, FdKind(kind), at) for number, kind, at in channels))
 
 
 _STREAMED = frozenset({Ask.DATA.value, Tell.DATA.value})

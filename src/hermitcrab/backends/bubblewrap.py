@@ -185,6 +185,7 @@ BACKEND = Backend(
     traits=Traits(isolated=True, network="off by default"),
     start=start,
     check=check,
+    target="workspace",
 )
 
 

@@ -39,6 +39,8 @@ class Builtin:
     aliases: tuple[str, ...] = ()
     install: str = ""
     """What to install when its module cannot be imported."""
+    attribute: str = "BACKEND"
+    """Its name in the module."""
 
 
 BUILTINS = (
@@ -49,6 +51,20 @@ BUILTINS = (
         "isolated by Linux namespaces, without a daemon",
         aliases=("bwrap",),
         install="Install bubblewrap (Debian: apt-get install bubblewrap).",
+    ),
+    Builtin("docker", "hermitcrab.backends.docker", "a hardened container per session, by Docker"),
+    Builtin(
+        "podman",
+        "hermitcrab.backends.docker",
+        "a hardened container per session, by Podman, with or without root",
+        attribute="PODMAN",
+    ),
+    Builtin("ssh", "hermitcrab.backends.ssh", "a remote host, over your own ssh"),
+    Builtin(
+        "apptainer",
+        "hermitcrab.backends.apptainer",
+        "a contained Apptainer or Singularity container, without root",
+        aliases=("singularity",),
     ),
 )
 
@@ -122,7 +138,7 @@ def _load_builtin(entry: Builtin) -> Backend[Any]:
         raise BackendUnavailable(
             f"backend {entry.name!r} cannot be imported: {error}.", hint=entry.install, backend=entry.name
         ) from error
-    backend: Backend[Any] = module.BACKEND
+    backend: Backend[Any] = getattr(module, entry.attribute)
     return backend
 
 

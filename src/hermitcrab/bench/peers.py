@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import platformdirs
@@ -17,22 +17,27 @@ from hermitcrab.bench.worker import WorkerFailed, call
 
 PEERS = ("hermes-agent", "swe-rex", "mini-swe-agent")
 """As PyPI calls them."""
+_ALSO = {"swe-rex": ("aiohttp",)}
+"""What a peer imports without asking for it."""
 _INSTALL_TIMEOUT = 900.0
-_MEASURE_TIMEOUT = 900.0
+_MEASURE_TIMEOUT = 1800.0
 _DONE = "installed"
+_PLACES = ("image", "ssh", "ssh_config")
 
 
 class CannotInstall(Exception):
     """Why a peer is not there."""
 
 
-def measure(peer: str, scale: float, say: Callable[[str], None]) -> list[Row]:
+def measure(
+    peer: str, scale: float, where: Mapping[str, str | None], say: Callable[[str], None]
+) -> list[Row]:
     """The peer's rows; a peer that does not install or does not work is a row that says so."""
     try:
         python = install(peer, say)
         rows = call(
             "hermitcrab.bench.peer_drivers:measure",
-            {"peer": peer, "scale": scale},
+            {"peer": peer, "scale": scale, **{name: where[name] for name in _PLACES}},
             timeout=_MEASURE_TIMEOUT,
             python=python,
         )
@@ -49,15 +54,16 @@ def home(peer: str) -> Path:
 def install(peer: str, say: Callable[[str], None]) -> Path:
     """The Python that has the peer. What an interrupted installation left is thrown away."""
     directory = home(peer)
-    python = directory / "bin" / "python"
-    if (directory / _DONE).exists():
+    python, done_with = directory / "bin" / "python", directory / _DONE
+    also = _ALSO.get(peer, ())
+    if done_with.exists() and tuple(done_with.read_text().split()) == also:
         return python
     say(f"installing {peer} into {directory}")
     shutil.rmtree(directory, ignore_errors=True)
     try:
         venv.create(directory, with_pip=True)
         done = subprocess.run(
-            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", peer],
+            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", peer, *also],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
@@ -68,7 +74,7 @@ def install(peer: str, say: Callable[[str], None]) -> Path:
         raise CannotInstall(f"no virtual environment: {error}") from None
     if done.returncode != 0:
         raise CannotInstall(f"does not install: {reason(done.stderr)}")
-    (directory / _DONE).touch()
+    done_with.write_text(" ".join(also))
     return python
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import hermitcrab
 from hermitcrab.bench import machine, peers, report
-from hermitcrab.bench.rows import Report, Row, report_from_json, row_from_json
+from hermitcrab.bench.rows import Report, Row, beside_peers, report_from_json, row_from_json
 from hermitcrab.bench.worker import WorkerFailed, call
 
 QUICK = 0.1
@@ -26,6 +27,8 @@ class Measurement:
 
     target: str
     summary: str
+    takes: tuple[str, ...] = ()
+    """The command line's options that it wants to know."""
 
 
 MEASUREMENTS = {
@@ -39,6 +42,12 @@ MEASUREMENTS = {
     "crowd": Measurement("load:crowd", "32 environments x 20 commands at once"),
     "idle": Measurement("load:idle", "500 idle sessions: memory, threads, start rate"),
     "bubblewrap": Measurement("latency:bubblewrap", "the same in a bubblewrap sandbox"),
+    "docker": Measurement("places:docker", "a container: commands, start, cleanup", ("image",)),
+    "docker-crowd": Measurement("places:docker_crowd", "32 containers x 20 commands at once", ("image",)),
+    "podman": Measurement("places:podman", "commands in a container of Podman", ("image",)),
+    "gvisor": Measurement("places:gvisor", "commands in a container of Docker with gVisor", ("image",)),
+    "apptainer": Measurement("places:apptainer", "commands in a container", ("apptainer_image",)),
+    "ssh": Measurement("places:ssh", "a host: commands, start", ("ssh", "ssh_config")),
     "command-line": Measurement("latency:command_line", "import, and `hermitcrab run true`"),
 }
 
@@ -53,12 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.from_file:
         found = report_from_json(json.loads(Path(args.from_file).read_text()))
     else:
-        found = run(chosen, args.scale * (QUICK if args.quick else 1.0))
+        found = run(chosen, args.scale * (QUICK if args.quick else 1.0), _where(args))
     _publish(found, args)
     return 1 if any(row.failed for row in found.rows) else 0
 
 
-def run(names: Sequence[str], scale: float) -> Report:
+def run(names: Sequence[str], scale: float, where: Mapping[str, str | None]) -> Report:
     about = machine.describe()
     for key, value in about.items():
         _say(f"{key}: {value}")
@@ -67,24 +76,39 @@ def run(names: Sequence[str], scale: float) -> Report:
         when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         scale=scale,
         machine=about,
-        rows=tuple(_measured(names, scale)),
+        rows=beside_peers(tuple(_measured(names, scale, where))),
     )
 
 
-def _measured(names: Sequence[str], scale: float) -> Iterator[Row]:
+def _where(args: argparse.Namespace) -> dict[str, str | None]:
+    """Containers and hosts to measure in. Workers run elsewhere, so a file's path is made absolute."""
+    image = args.apptainer_image
+    return {
+        "image": args.image,
+        "ssh": args.ssh,
+        "ssh_config": args.ssh_config and os.path.abspath(args.ssh_config),
+        # It may be a `docker://NAME` too.
+        "apptainer_image": os.path.abspath(image) if image and os.path.exists(image) else image,
+    }
+
+
+def _measured(names: Sequence[str], scale: float, where: Mapping[str, str | None]) -> Iterator[Row]:
     for place, name in enumerate(names, 1):
         summary = MEASUREMENTS[name].summary if name in MEASUREMENTS else "a peer"
         _say(f"[{place}/{len(names)}] {name}: {summary}")
-        for row in _ours(name, scale) if name in MEASUREMENTS else peers.measure(name, scale, _say):
+        ours = name in MEASUREMENTS
+        for row in _ours(name, scale, where) if ours else peers.measure(name, scale, where, _say):
             _say("    " + _one_line(row))
             yield row
 
 
-def _ours(name: str, scale: float) -> list[Row]:
+def _ours(name: str, scale: float, where: Mapping[str, str | None]) -> list[Row]:
+    wanted = MEASUREMENTS[name]
+    arguments = {"scale": scale, **{option: where[option] for option in wanted.takes}}
     try:
-        rows = call(f"hermitcrab.bench.{MEASUREMENTS[name].target}", {"scale": scale}, timeout=_TIMEOUT)
+        rows = call(f"hermitcrab.bench.{wanted.target}", arguments, timeout=_TIMEOUT)
     except WorkerFailed as error:
-        return [Row(name=name, title=MEASUREMENTS[name].summary, unit="", reason=str(error), failed=True)]
+        return [Row(name=name, title=wanted.summary, unit="", reason=str(error), failed=True)]
     return [row_from_json(row) for row in rows]
 
 
@@ -136,6 +160,13 @@ def _parser() -> argparse.ArgumentParser:
         default=True,
         help=f"{', '.join(peers.PEERS)}; installed into the user's cache directory, once",
     )
+    for option, value, meaning in (
+        ("--image", "IMAGE", "measure containers of this image (it needs a bash), with Docker and Podman"),
+        ("--apptainer-image", "PATH", "measure Apptainer with this image"),
+        ("--ssh", "HOST", "measure this host, by ssh without a password"),
+        ("--ssh-config", "FILE", "the ssh config that knows the host"),
+    ):
+        parser.add_argument(option, metavar=value, help=meaning)
     for shape, meaning in (("json", "as JSON"), ("markdown", "as Markdown, between markers in FILE")):
         parser.add_argument(
             f"--{shape}",

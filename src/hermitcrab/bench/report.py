@@ -84,7 +84,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
 def share(row: Row) -> str:
     if row.ratio is None:
         return ""
-    return f"{row.ratio:.0%}" if row.higher_is_better else f"{row.ratio:.2f}x"
+    if row.higher_is_better:
+        return f"{row.ratio:.0%}"
+    return f"{row.ratio:.2f}x" if row.ratio >= 0.1 else f"{row.ratio:.3f}x"
 
 
 def quantity(value: float, unit: str) -> str:

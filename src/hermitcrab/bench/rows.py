@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hermitcrab.bench.stats import Summary, ratio
 
 US = "hermitcrab"
+_PEER_GOALS = (("docker-true", "swe-rex", 2.0),)
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,30 @@ def share_at_least(row_ratio: float | None, limit: float) -> Goal:
     return Goal(f"at least {limit:.0%}", row_ratio is not None and row_ratio >= limit)
 
 
+def times_faster(row_ratio: float | None, limit: float) -> Goal:
+    return Goal(f"at least {limit:g} times faster", row_ratio is not None and row_ratio * limit <= 1)
+
+
+def at_least(value: float, limit: float, what: str) -> Goal:
+    return Goal(f"at least {limit:g} {what}", value >= limit)
+
+
 def below(value: float, limit: float, what: str) -> Goal:
     return Goal(f"{what} below {limit:g}", value < limit)
+
+
+def beside_peers(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows, with the goals that only a peer of the same run can tell: its fastest way counts."""
+    return tuple(replace(row, goals=(*row.goals, *_peer_goals(row, rows))) for row in rows)
+
+
+def _peer_goals(row: Row, rows: Sequence[Row]) -> Iterator[Goal]:
+    for name, peer, times in _PEER_GOALS:
+        theirs = [
+            each.ours.median for each in rows if each.name == name and each.ours and each.who.startswith(peer)
+        ]
+        if theirs and row.ours and (row.name, row.who) == (name, US):
+            yield Goal(f"at least {times:g} times as fast as {peer}", min(theirs) >= times * row.ours.median)
 
 
 def row_to_json(row: Row) -> dict[str, Any]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 Action = Callable[[], object]
 
@@ -55,6 +59,57 @@ def _block(action: Action, size: int, think: float) -> list[float]:
         action()
         seconds.append(time.perf_counter() - start)
     return seconds
+
+
+@dataclass(frozen=True)
+class Life:
+    """Something that is begun and ended: how, each."""
+
+    begin: Callable[[], Any]
+    end: Callable[[Any], object] = lambda _: None
+
+
+def lives(
+    contenders: Mapping[str, Life], count: int, *, budget: float = BUDGET, rest: float = 0.3
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds of each beginning, and of each end: one life after the other, in turns, so that none pile up.
+
+    The first life of each is not counted. After each there is a rest, for what is still done then.
+    """
+    names = list(contenders)
+    begins: dict[str, list[float]] = {name: [] for name in names}
+    ends: dict[str, list[float]] = {name: [] for name in names}
+    give_up = time.monotonic() + budget
+    for turn in range(count + 1):
+        if turn > 1 and time.monotonic() > give_up:
+            break
+        for name in names:
+            life = contenders[name]
+            start = time.perf_counter()
+            alive = life.begin()
+            begun = time.perf_counter()
+            life.end(alive)
+            ended = time.perf_counter()
+            if turn > 0:
+                begins[name].append(begun - start)
+                ends[name].append(ended - begun)
+            time.sleep(rest)
+        names.append(names.pop(0))
+    return begins, ends
+
+
+@contextmanager
+def all_open(
+    open_one: Callable[[], Any], close: Callable[[Any], object], count: int, *, at_once: int = 1
+) -> Iterator[list[Any]]:
+    """So many of them, opened and closed a few at once; those that opened are closed whatever happens."""
+    opened: list[Any] = []
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            list(pool.map(lambda _: opened.append(open_one()), range(count)))
+            yield opened
+        finally:
+            list(pool.map(close, opened))
 
 
 def swarm(actions: Sequence[Action], repeat: int, observe: Action = lambda: None) -> float:

@@ -18,6 +18,7 @@ examples:
   hermitcrab run --on bubblewrap -- make    a program and its arguments, isolated
   tar c . | hermitcrab run 'tar t | wc -l'  stdin comes from the pipe
   hermitcrab shell --on ci                  a prompt on an environment of hermitcrab.toml
+  hermitcrab shell --pty --on docker:debian a terminal in a container
   hermitcrab doctor                         what works here, and what to do about the rest
 """
 RUN_NOTES = """\
@@ -75,7 +76,13 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("-q", "--quiet", action="store_true", help="do not say which backend it runs on")
     run.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER)
 
-    _environment_options(add("shell", "shell", "a prompt where each line is one command of the session"))
+    shell = add("shell", "shell", "a prompt where each line is one command of the session")
+    _environment_options(shell)
+    shell.add_argument("--pty", action="store_true", help="a real terminal in the sandbox, for any program")
+
+    _json_option(add("ps", "ps", "the sandboxes that are ours, on every backend"))
+    reap = add("reap", "reap", "remove the sandboxes of programs that are gone")
+    _json_option(reap)
 
     doctor = add("doctor", "doctor", "what works on this machine, why not, and what to do")
     _on_option(doctor)
@@ -118,7 +125,11 @@ def _environment_options(command: argparse.ArgumentParser) -> None:
 
 
 def _on_option(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--on", metavar="NAME", help="an environment of hermitcrab.toml, or a backend")
+    command.add_argument(
+        "--on",
+        metavar="NAME",
+        help="an environment of hermitcrab.toml, a backend, or docker:IMAGE and the like",
+    )
 
 
 def _json_option(command: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 import hermitcrab
+from hermitcrab.cli import terminal
 from hermitcrab.cli.interrupts import Interrupts
 from hermitcrab.cli.options import label, overrides
 from hermitcrab.cli.run import same_place, show
@@ -30,21 +31,30 @@ _UNFINISHED = re.compile(
 
 
 def main(args: argparse.Namespace) -> int:
-    terminal = sys.stdin.isatty()
+    if args.pty:
+        return on_a_terminal(args)
+    interactive = sys.stdin.isatty()
     # Bytes that are no text pass through to the command as they are.
     cast(TextIOWrapper, sys.stdin).reconfigure(errors="surrogateescape")
-    with Interrupts() as interrupts, history() if terminal else nothing():
+    with Interrupts() as interrupts, history() if interactive else nothing():
         environment = hermitcrab.open(args.on, **overrides(args))
         try:
             name = label(environment)
-            if terminal:
+            if interactive:
                 print(f"hermitcrab: {name}; Ctrl-D or `exit` leaves", file=sys.stderr)
-            return converse(environment, name, interrupts, terminal=terminal)
+            return converse(environment, name, interrupts, terminal=interactive)
         except KeyboardInterrupt:
             return interrupts.exit_code
         finally:
             interrupts.ignore()
             environment.cleanup()
+
+
+def on_a_terminal(args: argparse.Namespace) -> int:
+    terminal.check_terminal()
+    with hermitcrab.open(args.on, **overrides(args)) as environment:
+        print(f"hermitcrab: {label(environment)}; Ctrl-D or `exit` leaves", file=sys.stderr)
+        return terminal.converse(environment)
 
 
 def converse(environment: Environment, name: str, interrupts: Interrupts, *, terminal: bool) -> int:

@@ -4,27 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from hermitcrab.agent import wire
-from hermitcrab.agent.wire import Ask, Cause, Exit, Fd, FdKind, Frame, Hello, Start, Tell
-from hermitcrab.core.client import ClientProgram, Link
-from hermitcrab.core.execs import AgentExec, EncodedStart, Input
-from hermitcrab.core.protocols import STDERR, STDIN, STDOUT, Chunk, Sink
-from hermitcrab.errors import SandboxLost, SandboxStartError
+from hermitcrab.agent.wire import Ask, Fd, FdKind, Feature, Frame, Hello, Known, Start, Tell
+from hermitcrab.core.client import ClientProgram, ProgramLink
+from hermitcrab.core.execs import AgentExec, EncodedStart
+from hermitcrab.core.process import AgentProcess
+from hermitcrab.core.protocols import STDERR, STDIN, STDOUT, Link, Sink
+from hermitcrab.core.quoting import encode
+from hermitcrab.errors import (
+    SandboxStartError,
+    TransferError,
+    UnsupportedCapability,
+)
 
 START_PATIENCE = 30.0
 RELEASE_PATIENCE = 5.0
+PINGS_PER_LEASE = 4
+
+
+class Attachment(NamedTuple):
+    """How to join a detached agent: the first token that it hears is its own from then on."""
+
+    token: bytes
+    lease: float
+    """Seconds that it lives on without us."""
 
 
 class AgentSandbox:
     """A sandbox with an agent in it."""
 
-    def __init__(self, backend: str, link: Link) -> None:
+    def __init__(self, backend: str, link: Link, autopsy: Callable[[], str] | None = None) -> None:
         self.backend = backend
+        self.name = ""
+        """What others call it: a container's name, say."""
         self.hello: Hello | None = None
+        self.resumed: dict[int, AgentProcess] = {}
+        """What a program before us left running on a detached agent, or left ended and not asked for."""
         self._link = link
+        self._autopsy = autopsy
+        self._detached = False
         self._decoder = wire.Decoder(skip_noise=True)
         self._ids = itertools.count(1)
         self._execs: dict[int, AgentExec] = {}
@@ -32,34 +54,48 @@ class AgentSandbox:
         self._greeted: asyncio.Future[None] = self._loop.create_future()
         self._ended = asyncio.Event()
         self._lost_reason = ""
+        self._refused = False
         self._releasing = False
         self._release_task: asyncio.Task[None] | None = None
+        self._autopsy_task: asyncio.Task[None] | None = None
+        self._next_ping: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def start(cls, backend: str, program: ClientProgram) -> AgentSandbox:
+    async def start(cls, backend: str, program: ClientProgram, *, lease: float | None = None) -> AgentSandbox:
         """Run the program and wait for the agent at its far end to greet."""
-        loop = asyncio.get_running_loop()
-        try:
-            link = Link(program, loop)
-        except SandboxStartError as error:
-            error.backend = backend
-            if program.release is not None:
-                program.release()
-            raise
-        sandbox = cls(backend, link)
+        link = launched(backend, program)
+        return await cls.over(backend, link, autopsy=program.autopsy, lease=lease)
+
+    @classmethod
+    async def over(
+        cls,
+        backend: str,
+        link: Link,
+        *,
+        autopsy: Callable[[], str] | None = None,
+        lease: float | None = None,
+        patience: float = START_PATIENCE,
+        attachment: Attachment | None = None,
+    ) -> AgentSandbox:
+        """Wait for the agent at the link's far end to greet. `lease` is how long it bears our silence."""
+        sandbox = cls(backend, link, autopsy)
         link.open(sandbox._received, sandbox._lost)
         link.write(wire.PREAMBLE)
+        if attachment is not None:
+            sandbox._detached = True
+            lease = attachment.lease
+            link.write(wire.attach_frame(attachment.token, int(lease)))
         try:
-            async with asyncio.timeout(START_PATIENCE):
+            async with asyncio.timeout(patience):
                 await sandbox._greeted
         except TimeoutError:
             await sandbox.release()
-            raise SandboxStartError(
-                f"no agent answered within {START_PATIENCE:g} s", backend=backend
-            ) from None
+            raise SandboxStartError(f"no agent answered within {patience:g} s", backend=backend) from None
         except BaseException:
             await sandbox.release()
             raise
+        if lease is not None:
+            sandbox._ping_every(lease / PINGS_PER_LEASE)
         return sandbox
 
     @property
@@ -68,23 +104,35 @@ class AgentSandbox:
 
     @property
     def id(self) -> str:
-        return f"{self.backend}-{self.hello.pid if self.hello else 0}"
+        return self.name or f"{self.backend}-{self.hello.pid if self.hello else 0}"
 
     @property
     def lost(self) -> str:
         """Why it is gone; empty while it is there."""
         return self._lost_reason
 
+    def require(self, feature: Feature, without: str) -> None:
+        """Refuse, before anything runs, what the agent cannot do."""
+        if self.hello is None or not self.hello.features & feature:
+            raise UnsupportedCapability(f"the agent in this sandbox has {without}", backend=self.backend)
+
+    @property
+    def said(self) -> str:
+        """What the program that leads to the agent wrote beside the frames: an engine's warnings, say."""
+        return self._link.errors()
+
     def prepare(self, start: EncodedStart, sink: Sink) -> tuple[AgentExec, bytes]:
         """An exec and the frame that starts it, for a caller that sends it along with others."""
-        exec_id = next(self._ids)
-        frame = wire.frame(Ask.START, exec_id, payload=start.payload)
-        process = AgentExec(self, exec_id, sink, start.inputs)
-        self._execs[exec_id] = process
+        process = self._new_exec(sink, start.inputs)
+        return process, wire.frame(Ask.START, process.id, payload=start.payload)
+
+    def _new_exec(self, sink: Sink, inputs: Iterable[int]) -> AgentExec:
+        process = AgentExec(self, next(self._ids), sink, inputs)
+        self._execs[process.id] = process
         if self._lost_reason:
-            self._execs.pop(exec_id, None)
+            self._execs.pop(process.id, None)
             self._loop.call_soon_threadsafe(sink.lost, self._lost_reason)
-        return process, frame
+        return process
 
     def send(self, frames: bytes) -> None:
         self._link.write(frames)
@@ -94,14 +142,14 @@ class AgentSandbox:
     ) -> AgentProcess:
         """Start a program. Without `env` it inherits the agent's environment."""
         start = Start(
-            argv=[_bytes(word) for word in argv],
+            argv=[encode(word) for word in argv],
             fds=[
                 Fd(STDIN, FdKind.INPUT if stdin else FdKind.NULL),
                 Fd(STDOUT, FdKind.OUTPUT),
                 Fd(STDERR, FdKind.OUTPUT),
             ],
-            env=[_bytes(f"{name}={value}") for name, value in (env or {}).items()],
-            cwd=_bytes(cwd),
+            env=[encode(f"{name}={value}") for name, value in (env or {}).items()],
+            cwd=encode(cwd),
             inherit_env=env is None,
         )
         process = AgentProcess(self)
@@ -109,15 +157,50 @@ class AgentSandbox:
         self.send(frame)
         return process
 
+    def read_file(self, path: str, offset: int = 0, most: int = 0) -> AgentProcess:
+        """A file's bytes as an output, to the end of the file or `most` of them."""
+        return self._on_file(
+            f"cannot read {path}", lambda id: wire.read_frame(id, encode(path), offset, most)
+        )
+
+    def write_file(self, path: str, *, mode: int = 0, parents: bool = False) -> AgentProcess:
+        """What is written until its stdin is closed becomes the file, all at once."""
+        return self._on_file(
+            f"cannot write {path}",
+            lambda id: wire.write_frame(id, encode(path), mode=mode, parents=parents),
+            inputs=[STDIN],
+        )
+
+    def _on_file(
+        self, failure: str, make_frame: Callable[[int], bytes], inputs: Sequence[int] = ()
+    ) -> AgentProcess:
+        self.require(Feature.FILES, "no access to files")
+        process = AgentProcess(
+            self, lambda exit_: TransferError(f"{failure}: {exit_.reason}", backend=self.backend)
+        )
+        process.exec = self._new_exec(process, inputs)
+        self.send(make_frame(process.exec.id))
+        return process
+
     async def release(self) -> None:
         """End the agent, with it everything it started, and whatever the sandbox left on this machine."""
+        await self._leave()
+        # A detached one that we did not reach, or that another program took over, is not ours to remove.
+        await self._link.ended(RELEASE_PATIENCE, keep=self._detached and (self._refused or not self.hello))
+
+    async def detach(self) -> None:
+        """Leave a detached agent, and all that runs there, to whoever attaches before its lease ends."""
+        self.require(Feature.DETACHED, "to end with its owner")
+        await self._leave()
+        await self._link.ended(RELEASE_PATIENCE, keep=True)
+
+    async def _leave(self) -> None:
         if not self._releasing:
             self._releasing = True
             self._link.close()
             with suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_PATIENCE):
                     await self._ended.wait()
-        await self._link.ended(RELEASE_PATIENCE)
 
     def abandon(self) -> None:
         """`release` without waiting for it, from any thread; where no loop runs, at least the pipe ends."""
@@ -142,7 +225,10 @@ class AgentSandbox:
             case Tell.DATA if process:
                 process.received(frame.channel, frame.payload)
             case Tell.EXIT if process:
-                process.finish().ended(wire.parse_exit(frame.payload))
+                sink = process.finish()
+                sink.ended(wire.parse_exit(frame.payload))
+                if not isinstance(sink, AgentProcess):  # that one says itself when it was heard
+                    self.forget(process.id)
             case Tell.GONE:
                 self._execs.pop(frame.exec_id, None)
             case Tell.CREDIT if process:
@@ -151,76 +237,71 @@ class AgentSandbox:
                 process.abandon([frame.channel])
             case Tell.HELLO:
                 self.hello = wire.parse_hello(frame.payload)
-                if not self._greeted.done():
-                    self._greeted.set_result(None)
+                if not self._detached:
+                    self._greet()
+            case Tell.KNOWN if self._detached:
+                self._resume(frame.exec_id, wire.parse_known(frame.payload))
+            case Tell.SYNCED if self._detached:
+                self._greet()
             case Tell.ERROR:
+                self._refused = True
                 self._lost("its agent gave up: " + frame.payload.decode(errors="replace"))
 
+    def _greet(self) -> None:
+        if not self._greeted.done():
+            self._greeted.set_result(None)
+
+    def _resume(self, exec_id: int, known: Known) -> None:
+        process = AgentProcess(self)
+        inputs = [each.number for each in known.channels if each.kind is FdKind.INPUT]
+        # The agent gives credit for what it did not take from the program before us.
+        process.exec = AgentExec(self, exec_id, process, inputs, input_credit=0)
+        process.known = known
+        self._execs[exec_id], self.resumed[exec_id] = process.exec, process
+        self._ids = itertools.count(max(self.resumed) + 1)
+
+    def forget(self, exec_id: int) -> None:
+        """A detached agent keeps a result until it hears that somebody has it."""
+        if self._detached:
+            self.send(wire.frame(Ask.FORGET, exec_id))
+
+    def _ping_every(self, seconds: float) -> None:
+        if not self._ended.is_set():
+            self.send(wire.frame(Ask.PING))
+            self._next_ping = self._loop.call_later(seconds, self._ping_every, seconds)
+
     def _lost(self, reason: str) -> None:
+        if self._next_ping is not None:
+            self._next_ping.cancel()
+        if self._autopsy is None or self._releasing or not self._greeted.done():
+            self._bury(reason)
+        else:
+            self._autopsy_task = self._loop.create_task(self._examine(self._autopsy, reason))
+
+    async def _examine(self, autopsy: Callable[[], str], reason: str) -> None:
+        """Whoever waits for a command learns the cause, not the symptom."""
+        self._bury(await self._loop.run_in_executor(None, autopsy) or reason)
+
+    def _bury(self, reason: str) -> None:
         if self._ended.is_set():
             return
         said = self._link.errors()
         self._lost_reason = f"{reason} ({said})" if said else reason
         self._ended.set()
         if not self._greeted.done():
-            message = said or reason
-            self._greeted.set_exception(SandboxStartError(message, backend=self.backend))
+            self._greeted.set_exception(SandboxStartError(said or reason, backend=self.backend))
         for process in list(self._execs.values()):
             if not process.ended:
                 process.finish().lost(self._lost_reason)
         self._execs.clear()
 
 
-class AgentProcess:
-    """A `Process` on an agent: what `AgentSandbox.spawn` gives to those who want no shell."""
-
-    exec: AgentExec
-
-    def __init__(self, sandbox: AgentSandbox) -> None:
-        self._sandbox = sandbox
-        self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
-        self._exit: asyncio.Future[Exit] = sandbox.loop.create_future()
-
-    async def output(self) -> AsyncIterator[Chunk]:
-        while (chunk := await self._chunks.get()) is not None:
-            if self._chunks.empty():
-                self.exec.resume()
-            yield chunk
-
-    async def write(self, data: bytes) -> None:
-        self.exec.give(Input(STDIN, data))
-        await self.exec.drained(STDIN)
-
-    async def close_stdin(self) -> None:
-        self.exec.give(Input(STDIN, last=True))
-
-    async def signal(self, number: int) -> None:
-        self.exec.signal(number)
-
-    async def kill(self, grace: float) -> None:
-        self.exec.kill(grace)
-
-    async def wait(self) -> Exit:
-        return await asyncio.shield(self._exit)
-
-    def received(self, channel: int, data: bytes) -> None:
-        # Whoever does not read makes the process wait, not our memory grow.
-        self.exec.paused = True
-        self._chunks.put_nowait(Chunk(channel, data))
-
-    def ended(self, exit_: Exit) -> None:
-        self._chunks.put_nowait(None)
-        if exit_.cause is Cause.NOT_STARTED:
-            self._exit.set_exception(SandboxStartError(exit_.reason, backend=self._sandbox.backend))
-            self._exit.exception()  # whoever does not wait is not owed a warning about it
-        else:
-            self._exit.set_result(exit_)
-
-    def lost(self, reason: str) -> None:
-        self._chunks.put_nowait(None)
-        self._exit.set_exception(SandboxLost(reason, backend=self._sandbox.backend))
-        self._exit.exception()
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode(errors="surrogateescape")
+def launched(backend: str, program: ClientProgram) -> ProgramLink:
+    """The running program; what belonged to the sandbox is removed when it cannot even be started."""
+    try:
+        return ProgramLink(program, asyncio.get_running_loop())
+    except SandboxStartError as error:
+        error.backend = backend
+        if program.release is not None:
+            program.release()
+        raise

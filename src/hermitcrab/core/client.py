@@ -27,11 +27,13 @@ class ClientProgram:
     env: Mapping[str, str] = field(default_factory=dict)
     """The program's whole environment."""
     pass_fds: Sequence[int] = ()
-    release: Callable[[], None] | None = None
+    release: Callable[[], object] | None = None
     """Called once after the program has ended: removes what belonged to the sandbox."""
+    autopsy: Callable[[], str] | None = None
+    """Called, in a thread, when the pipe ended unasked: says why the sandbox is gone. Bounds its own time."""
 
 
-class Link:
+class ProgramLink:
     """The byte pipe to a running client program.
 
     Any thread may write, and no write ever waits: the caller's own thread hands the bytes to the kernel,
@@ -98,9 +100,9 @@ class Link:
         except OSError:
             pass  # the other end is gone already, which is what we wanted
 
-    async def ended(self, patience: float) -> None:
-        """Wait for the program's end; past the patience it is killed, and its sandbox with it."""
-        await self._loop.run_in_executor(None, self._reap, patience)
+    async def ended(self, patience: float, *, keep: bool = False) -> None:
+        """Wait for the program's end; past the patience it is killed. Unless kept, the sandbox is removed."""
+        await self._loop.run_in_executor(None, self._reap, patience, keep)
 
     def errors(self) -> str:
         """What the program wrote to its stderr, as far as it was kept."""
@@ -110,7 +112,7 @@ class Link:
             return ""
         return text.rstrip(b"\0").decode(errors="replace").strip()
 
-    def _reap(self, patience: float) -> None:
+    def _reap(self, patience: float, keep: bool) -> None:
         try:
             self._popen.wait(patience)
         except subprocess.TimeoutExpired:
@@ -119,7 +121,7 @@ class Link:
         if not self._released:
             self._released = True
             os.close(self._errors)
-            if self._program.release is not None:
+            if self._program.release is not None and not keep:
                 self._program.release()
 
     def _send(self, data: bytes | bytearray) -> int:

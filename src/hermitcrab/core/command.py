@@ -10,11 +10,12 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from hermitcrab.agent.wire import Cause, Exit
 from hermitcrab.core.capture import Capture
-from hermitcrab.core.execs import AgentExec, Input
+from hermitcrab.core.execs import AgentExec, Input, PendingExec
 from hermitcrab.core.farewell import STATE_FD, VERBOSE_ECHOES
 from hermitcrab.core.protocols import STDERR, STDOUT, Chunk
 from hermitcrab.core.script import LONG_COMMAND_ECHO, STDIN_FD
@@ -45,10 +46,12 @@ class Request(NamedTuple):
 
     text: str
     directory: str
-    stdin: bytes
-    keep_stdin: bool
-    separate: bool
-    injected: Mapping[str, str]
+    stdin: bytes = b""
+    keep_stdin: bool = False
+    separate: bool = False
+    injected: Mapping[str, str] = MappingProxyType({})
+    terminal: tuple[int, int] | None = None
+    """Rows and columns, when it runs on a terminal of its own."""
 
 
 class Keeper(Protocol):
@@ -72,7 +75,7 @@ class FinishedState(NamedTuple):
 class Command:
     """A command that runs or has run. Steered from any thread; what awaits must be on the session's loop."""
 
-    exec: AgentExec
+    exec: AgentExec | PendingExec
 
     def __init__(
         self,
@@ -122,6 +125,13 @@ class Command:
     def signal(self, number: int) -> None:
         if self.running:
             self.exec.signal(number)
+
+    def resize(self, rows: int, columns: int) -> None:
+        if self.request.terminal is None:
+            raise ValueError("the command has no terminal")
+        checked_size((rows, columns))
+        if self.running:
+            self.exec.resize(STDIN_FD, rows, columns)
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call back at the end, on the loop's thread; at once when it is over."""
@@ -215,6 +225,8 @@ class Command:
             if len(self._state) < _LONGEST_DUMP:
                 self._state += data
             return
+        if channel == STDIN_FD:
+            channel = STDOUT  # a terminal shows there what is typed there
         capture = self._captured(channel)
         capture.add(data)
         if self._streaming:
@@ -248,6 +260,10 @@ class Command:
         partial = self._output.text() + (self._errors.text() if self._errors else "")
         self._finish(None, SandboxLost(f"the sandbox is gone: {reason}", partial_output=partial))
 
+    def failed(self, error: Exception) -> None:
+        """Nothing of it was run, for want of a sandbox."""
+        self._finish(None, error)
+
     def _answer(self) -> Result:
         if self.error is not None:
             raise self.error
@@ -267,11 +283,12 @@ class Command:
 
     def _make_result(self, exit_: Exit, finished: FinishedState) -> Result:
         outcome, code = self._outcome(exit_, finished)
-        note = finished.not_run or self._note(outcome, exit_)
+        notes = [finished.not_run or self._note(outcome, exit_)]
         if exit_.survivors:
-            note = "\n".join(
-                filter(None, (note, "[Some of its processes could not be ended: no permission]"))
-            )
+            notes.append("[Some of its processes could not be ended: no permission]")
+        if exit_.out_of_memory:
+            notes.append("[Out of memory: the sandbox's limit was reached and a process was killed]")
+        note = "\n".join(filter(None, notes))
         output = self._output.text()
         stdout, stderr = (output, self._errors.text()) if self._errors else (None, None)
         if stderr is None:
@@ -283,6 +300,7 @@ class Command:
             output=output,
             returncode=code,
             outcome=outcome,
+            out_of_memory=exit_.out_of_memory,
             duration=time.monotonic() - self.started,
             truncated=self._output.truncated or bool(self._errors and self._errors.truncated),
             output_path=self._output.path or (self._errors.path if self._errors else None),
@@ -326,6 +344,11 @@ def checked_timeout(timeout: float | None) -> float | None:
     if not math.isfinite(timeout) or timeout <= 0:
         raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     return float(timeout)
+
+
+def checked_size(terminal: tuple[int, int] | None) -> None:
+    if terminal is not None and not all(0 < each <= 0xFFFF for each in terminal):
+        raise ValueError(f"a terminal's size is rows and columns from 1 to 65535, not {terminal!r}")
 
 
 def checked_command(command: str) -> str:

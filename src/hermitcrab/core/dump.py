@@ -37,6 +37,8 @@ _ELEMENT = re.compile(
     re.DOTALL,
 )
 _FUNCTION_LINE = re.compile(rb"declare -f([A-Za-z]*) ([^\n]+)")
+# A directory may hold anything, so it comes last; no function's name holds a line break.
+_NAMES_AND_PLACE = re.compile(rb"((?:declare -f[^\n]*\n)*)([0-7]{1,4})\n(/.*)\n", re.DOTALL)
 _FUNCTION_NAME = re.compile(r"[^\s\0'\"\\$`;&|<>(){}=#*?]+")
 _ANSI_ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{1,2})|c(.)|(.))", re.DOTALL)
 _ANSI_LETTERS = {
@@ -132,7 +134,6 @@ class Parsed:
     state: ShellState
     declarations: list[bytes]
     functions: bytes
-    aliases: bytes
     verbose: bool = False
     """`set -v` was on at the end, so the output may show a line of ours."""
 
@@ -146,51 +147,51 @@ def parse(
         raise NoDirectory(_decode(sections[2]))
     try:
         begin = sections.index(DUMP_BEGIN)
-        fields = sections[begin + 1 : begin + 11]
-        options, shopts, posix, in_function, oldpwd, place_line, aliases, declared, names, functions = fields
+        fields = sections[begin + 1 : begin + 9]
+        options, shopts, posix, in_function, oldpwd, declared, names_and_place, functions = fields
     except ValueError:
         raise DamagedDump("it is not complete") from None
-    if sections[begin + 11 : begin + 12] != [DUMP_END]:
+    if sections[begin + 9 : begin + 10] != [DUMP_END]:
         raise DamagedDump("it is not complete")
-    umask, _, cwd = place_line.partition(b"\n")
-    if not cwd.startswith(b"/") or not cwd.endswith(b"\n"):
-        raise DamagedDump(f"the directory is {cwd[:80]!r}")
+    match = _NAMES_AND_PLACE.fullmatch(names_and_place)
+    if match is None:
+        raise DamagedDump(f"no umask and directory in {names_and_place[-80:]!r}")
+    names, umask, cwd = match.groups()
     lines = declared.split(b"\n")
     function_text = b"\0".join((names, functions, sections[0]))
     base = previous.state if previous else None
     inside = frozenset(in_function.decode(errors="replace").split(" ")) if in_function else None
 
     if (
-        previous
-        and base
+        base
+        and previous
         and inside is None
         and not posix
         and _same_but_volatile(lines, previous.declarations)
     ):
-        variables = base.variables
+        variables, aliases = base.variables, base.aliases
     else:
-        variables = _variables(declared, posix, base, inside=inside, ignore=ignore)
+        declarations = _declarations(declared)
+        variables = _variables(declarations, posix, base, inside=inside, ignore=ignore)
+        aliases = _aliases(declarations)
     same_functions = previous is not None and function_text == previous.functions
-    same_aliases = previous is not None and aliases == previous.aliases
 
     option_names = _words(options)
     state = ShellState(
-        cwd=_decode(cwd[:-1]),
+        cwd=_decode(cwd),
         oldpwd=_decode(oldpwd[1:]) if oldpwd else None,
         variables=variables,
-        functions=base.functions
-        if base and same_functions
-        else _functions(names, functions, sections[0][1:]),
-        aliases=base.aliases if base and same_aliases else _aliases(aliases),
+        functions=base.functions if base and same_functions else _functions(names, functions, sections[0]),
+        aliases=aliases,
         options=_carried(option_names, base if inside is not None else None),
         shopts=_words(shopts) - FIXED_SHOPTS,
-        umask=_umask(umask),
+        umask=umask.decode(),
         place=place,
         trusted=trusted,
     )
     if base is not None and state == base:
         state = base
-    return Parsed(state, lines, function_text, aliases, "verbose" in option_names)
+    return Parsed(state, lines, function_text, "verbose" in option_names)
 
 
 def _same_but_volatile(lines: list[bytes], before: list[bytes]) -> bool:
@@ -199,8 +200,19 @@ def _same_but_volatile(lines: list[bytes], before: list[bytes]) -> bool:
     )
 
 
+def _declarations(declared: bytes) -> dict[str, re.Match[bytes]]:
+    found: dict[str, re.Match[bytes]] = {}
+    at = 0
+    while match := _DECLARATION.match(declared, at):
+        at = match.end()
+        found[match[2].decode()] = match
+    if at != len(declared):
+        raise DamagedDump(f"cannot read {declared[at : at + 80]!r}")
+    return found
+
+
 def _variables(
-    declared: bytes,
+    declarations: Mapping[str, re.Match[bytes]],
     posix: bytes,
     base: ShellState | None,
     *,
@@ -209,10 +221,7 @@ def _variables(
 ) -> Mapping[str, Variable]:
     known = base.variables if base else {}
     found: dict[str, Variable] = {}
-    at = 0
-    while match := _DECLARATION.match(declared, at):
-        at = match.end()
-        name = match[2].decode()
+    for name, match in declarations.items():
         if name in NOT_CAPTURED or name in ignore or name.startswith(PRIVATE):
             continue
         variable = _variable(match[1], match[3])
@@ -226,8 +235,6 @@ def _variables(
         # The same object for the same value, so that comparing states is cheap.
         before = known.get(name)
         found[name] = before if before == variable and before is not None else variable
-    if at != len(declared):
-        raise DamagedDump(f"cannot read {declared[at : at + 80]!r}")
     if inside is not None:
         found |= {name: known[name] for name in ("POSIXLY_CORRECT",) if name in known}
     elif posix:
@@ -288,15 +295,16 @@ def _unescape(match: re.Match[bytes]) -> bytes:
     return _ANSI_LETTERS.get(letter, letter)
 
 
-def _functions(names: bytes, text: bytes, builtin: bytes) -> Mapping[str, Function]:
+def _functions(names: bytes, text: bytes, before: bytes) -> Mapping[str, Function]:
     """Bash prints the functions in the order of `names`, each with a header line of its own.
 
-    A function called `builtin` comes apart, as the shell had to be rid of it.
+    A function called `builtin` comes apart, `before` the rest, as the shell had to be rid of it.
     """
     headers = [(match[2], match[1]) for match in _FUNCTION_LINE.finditer(names)]
-    if builtin.startswith(b"builtin () \n{"):
+    at = before.rfind(b"builtin () \n{")  # behind what a DEBUG trap may have printed
+    if at >= 0:
         headers.insert(0, (b"builtin", b""))
-        text = builtin.removesuffix(b"\n") + b"\n" + text
+        text = before[at:].removesuffix(b"\n") + b"\n" + text
     text = b"\n" + text
     starts: list[int] = []
     for header, _ in headers:
@@ -318,11 +326,9 @@ def _functions(names: bytes, text: bytes, builtin: bytes) -> Mapping[str, Functi
     return MappingProxyType(found)
 
 
-def _aliases(section: bytes) -> Mapping[str, str]:
-    match = _DECLARATION.fullmatch(section)
-    if match is None or match[2] != b"BASH_ALIASES":
-        return MappingProxyType({})
-    return MappingProxyType(dict(_elements(match[3]) if match[3] else ()))
+def _aliases(declarations: Mapping[str, re.Match[bytes]]) -> Mapping[str, str]:
+    match = declarations.get("BASH_ALIASES")
+    return MappingProxyType(dict(_elements(match[3]) if match and match[3] else ()))
 
 
 def _carried(names: frozenset[str], before: ShellState | None) -> frozenset[str]:
@@ -338,13 +344,6 @@ def _words(section: bytes) -> frozenset[str]:
     return frozenset(
         word for word in section.decode(errors="replace").split(":") if re.fullmatch("[a-z0-9_-]+", word)
     )
-
-
-def _umask(section: bytes) -> str:
-    text = section.decode(errors="replace").strip()
-    if not re.fullmatch("[0-7]{1,4}", text):
-        raise DamagedDump(f"the umask is {text!r:.80}")
-    return text
 
 
 def _decode(data: bytes) -> str:

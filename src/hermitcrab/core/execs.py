@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from hermitcrab.agent import wire
-from hermitcrab.agent.wire import Ask, Exit, FdKind, Start
+from hermitcrab.agent.wire import Ask, Cause, Exit, FdKind, Start
 from hermitcrab.core.protocols import Sink
 
 if TYPE_CHECKING:
@@ -46,7 +48,14 @@ class Input:
 class AgentExec:
     """One process of the agent's. Any thread may steer it; its sink is called on the loop's thread."""
 
-    def __init__(self, sandbox: AgentSandbox, exec_id: int, sink: Sink, inputs: Iterable[int]) -> None:
+    def __init__(
+        self,
+        sandbox: AgentSandbox,
+        exec_id: int,
+        sink: Sink,
+        inputs: Iterable[int],
+        input_credit: int = wire.INPUT_CREDIT,
+    ) -> None:
         self.id = exec_id
         self.sink = sink
         self.paused = False
@@ -54,7 +63,7 @@ class AgentExec:
         self.ended = False
         self._sandbox = sandbox
         self._lock = threading.Lock()
-        self._inputs = {channel: _InputQueue() for channel in inputs}
+        self._inputs = {channel: _InputQueue(input_credit) for channel in inputs}
         self._taken: dict[int, int] = {}
 
     def give(
@@ -92,6 +101,9 @@ class AgentExec:
 
     def kill(self, grace: float) -> None:
         self._sandbox.send(wire.kill_frame(self.id, _milliseconds(grace)))
+
+    def resize(self, channel: int, rows: int, columns: int) -> None:
+        self._sandbox.send(wire.resize_frame(self.id, channel, rows, columns))
 
     def resume(self) -> None:
         """Give back the credit that was held while paused."""
@@ -168,6 +180,35 @@ class AgentExec:
         return sink
 
 
+class PendingExec:
+    """Stands in for an exec until there is a sandbox for it: keeps its input, and can be given up."""
+
+    paused = False
+
+    def __init__(self, sink: Sink, loop: asyncio.AbstractEventLoop) -> None:
+        self.given: list[Input] = []
+        self._sink = sink
+        self._loop = loop
+
+    def give(self, *inputs: Input) -> None:
+        self.given += inputs
+
+    async def drained(self, channel: int) -> None:
+        """What is kept here needs no waiting for."""
+
+    def signal(self, number: int) -> None:
+        """Nothing runs yet that could hear it."""
+
+    def resize(self, channel: int, rows: int, columns: int) -> None:
+        """Nothing is shown yet."""
+
+    def kill(self, grace: float) -> None:
+        self._loop.call_soon_threadsafe(self._sink.ended, Exit(Cause.KILLED, -signal.SIGKILL))
+
+    def resume(self) -> None:
+        """It was never paused."""
+
+
 class EncodedStart:
     """A START that is encoded once and sent many times."""
 
@@ -175,14 +216,14 @@ class EncodedStart:
 
     def __init__(self, start: Start) -> None:
         self.payload = wire.start_payload(start)
-        self.inputs = [fd.number for fd in start.fds if fd.kind is FdKind.INPUT]
+        self.inputs = [fd.number for fd in start.fds if fd.kind in (FdKind.INPUT, FdKind.TERMINAL)]
 
 
 class _InputQueue:
     __slots__ = ("closed", "closing", "credit", "drained", "pending")
 
-    def __init__(self) -> None:
-        self.credit = wire.INPUT_CREDIT
+    def __init__(self, credit: int) -> None:
+        self.credit = credit
         self.pending: deque[memoryview] = deque()
         self.drained: list[Callable[[], object]] = []
         self.closing = self.closed = False

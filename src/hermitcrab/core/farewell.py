@@ -21,12 +21,14 @@ DUMP_END = b"end"
 # have to be noted first. In POSIX mode special builtins win over functions of their name: the only way to
 # be rid of a function called `builtin`. Its text is told by another bash that inherits it.
 _NOTE = (
-    r"{ __hc_s=$? __hc_x=${__hc_x-${-//[^uvx]/}} __hc_o=$SHELLOPTS __hc_b=$BASHOPTS "
+    r"__hc_s=$? __hc_x=${__hc_x-$-} __hc_o=$SHELLOPTS __hc_b=$BASHOPTS "
     r"__hc_p=${POSIXLY_CORRECT+${POSIXLY_CORRECT@a}=$POSIXLY_CORRECT}; POSIXLY_CORRECT=1; "
+    r"\trap - DEBUG ERR RETURN; \set +xveunfCk; "
     r"\export -f builtin && { (\exec /proc/self/exe -c 'declare -f builtin' >&247); \unset -f builtin; }; "
-    r"\unset -v POSIXLY_CORRECT; \builtin trap - DEBUG ERR RETURN; "
-    r"\builtin set +xveunfCk; \builtin shopt -u expand_aliases; } >/dev/null 2>&1"
+    r"\unset -v POSIXLY_CORRECT"
 )
+# In a trap, whose next line must be parsed without aliases.
+_NOTE_IN_TRAP = "{ " + _NOTE + r"; \builtin shopt -u expand_aliases; } >/dev/null 2>&1"
 
 # `exit` inside a function leaves its locals in sight. A variable is local when an attribute given to the
 # global of its name does not show; unsetting it from one function deeper uncovers the next one. What is left
@@ -52,13 +54,12 @@ _GO_UP = (
     r"""\builtin printf '%s\0' '' nocd "$PWD" >&247; } 2>/dev/null"""
 )
 
+# `declare -p` tells of the aliases as they were when somebody last looked at them, so the first line does.
 _WRITE = (
-    r"""{ \builtin printf '%s\0' '' state1 "$__hc_o" "$__hc_b" "$__hc_p" "${FUNCNAME+f$__hc_y}" """
-    r""""${OLDPWD+=$OLDPWD}"; """
-    r"""\builtin umask; \builtin pwd -P || \builtin printf '%s\n' "$PWD"; \builtin printf '\0'; """
-    r"\builtin declare -p BASH_ALIASES; \builtin printf '\0'; \builtin declare -p; \builtin printf '\0'; "
-    r"\builtin declare -F; \builtin printf '\0'; \builtin declare -f; \builtin printf '\0end\0'; } "
-    r">&247 2>/dev/null"
+    r"""\builtin printf '%s\0' '' state1 "$__hc_o" "$__hc_b" "$__hc_p" "${FUNCNAME+f$__hc_y}" """
+    r""""${OLDPWD+=$OLDPWD}${BASH_ALIASES+}"; \builtin declare -p; \builtin printf '\0'; """
+    r"""\builtin declare -F; \builtin umask; \builtin pwd -P || \builtin printf '%s\n' "$PWD"; """
+    r"\builtin printf '\0'; \builtin declare -f; \builtin printf '\0end\0'"
 )
 
 _DUMP = (
@@ -66,36 +67,36 @@ _DUMP = (
     + _GO_UP
     + r'; else \builtin test "${FUNCNAME+f}" && '
     + UNCOVER
-    + "; "
+    + "; { "
     + _WRITE
-    + "; fi"
+    + "; } >&247 2>/dev/null; fi"
 )
 
-# Two lines: the second is parsed after the first has switched aliases off. When the shell has already dumped
-# its state after the command, the trap is left at once.
-EXIT_TRAP = (
-    r"{ __hc_r=$?; case ${__hc_g-} in 1) \builtin exit $__hc_r;; esac; } >/dev/null 2>&1; "
-    + _NOTE.replace("$?", "$__hc_r")
+# Three lines, because bash parses one after the other: mostly the shell has already dumped its state after
+# the command, and the trap is left after the first; the third is parsed after the second.
+_TRAP_BEGIN = (
+    r"{ __hc_r=$?; case ${__hc_g-} in 1) \builtin exit $__hc_r;; esac; } >/dev/null 2>&1"
     + "\n"
-    + _DUMP
+    + _NOTE_IN_TRAP.replace("$?", "$__hc_r")
+    + "\n"
 )
+EXIT_TRAP = _TRAP_BEGIN + _DUMP
 # What the user's own trap is put behind, with the status and the options that it expects to find.
 _BEFORE_USERS = (
-    _NOTE
+    _NOTE_IN_TRAP
     + "\ncase ${__hc_g-} in 1) ;; *) "
     + _DUMP
     + ";; esac; "
     + r"{ __hc_q () { \builtin unset -f __hc_q trap command; \builtin unset -v ${!__hc_@}; "
     + r'case $2 in ?*) \builtin set -$2;; esac; \builtin return "$1"; }; '
-    + r'__hc_q "$__hc_s" "$__hc_x"; } 2>/dev/null'
+    + r'__hc_q "$__hc_s" "${__hc_x//[^uvx]/}"; } 2>/dev/null'
 )
 
-VERBOSE_ECHOES = tuple(text.partition("\n")[0].encode() + b"\n" for text in (EXIT_TRAP, _BEFORE_USERS))
+VERBOSE_ECHOES = tuple(text.encode() for text in (_TRAP_BEGIN, _NOTE_IN_TRAP + "\n"))
 """What `set -v; exit` prints of a trap before the trap can stop it."""
 
-QUOTED_EXIT_TRAP = quote(EXIT_TRAP)
 # After the command no function is running and the directory was found, so the rest of the dump is not needed.
-LAST_WORDS = f'{_NOTE}; {_WRITE}; __hc_g=1; \\builtin exit "$__hc_s"\n'.encode()
+LAST_WORDS = f'{{ {_NOTE}; {_WRITE}; }} >&247 2>/dev/null; __hc_g=1; \\builtin exit "$__hc_s"\n'.encode()
 
 
 def trap_shim() -> bytes:

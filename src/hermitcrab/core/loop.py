@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -41,3 +41,17 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         # Ctrl-C while waiting: what was asked for is not wanted any more.
         future.cancel()
         raise
+
+
+def iterate(source: AsyncIterator[T]) -> Iterator[T]:
+    """The items of an asynchronous iterator, each waited for by this thread."""
+
+    async def following() -> T:
+        return await anext(source)
+
+    while True:
+        try:
+            item: T = run(following())
+        except StopAsyncIteration:
+            return
+        yield item

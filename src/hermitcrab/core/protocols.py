@@ -32,6 +32,12 @@ class Traits:
     stdin: bool = True
     kill_reaches_inside: bool = True
     background: bool = True
+    terminals: bool = True
+    files: bool = True
+    creates_cwd: bool = False
+    """A start directory that does not exist is made."""
+    revives: bool = False
+    """A lost one is started again for the next command, with the session's state."""
 
 
 class Process(Protocol):
@@ -66,12 +72,49 @@ class Sink(Protocol):
         """The sandbox went away before the end was known."""
 
 
+class Link(Protocol):
+    """A byte pipe to an agent."""
+
+    def open(self, received: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
+        """From now on hand over what arrives, on the loop's thread; `lost` is called once, at the end."""
+
+    def write(self, data: bytes) -> None:
+        """From any thread, and it never waits."""
+
+    def close(self) -> None:
+        """Say that no more will come; the agent then ends everything and itself."""
+
+    async def ended(self, patience: float, *, keep: bool = False) -> None:
+        """Wait until nothing of it is left on this side; past the patience it is made so.
+
+        Unless `keep`, what belonged to the sandbox is removed as well.
+        """
+
+    def errors(self) -> str:
+        """What was said beside the frames, as far as it was kept."""
+
+
 class Health(NamedTuple):
     """What `doctor` says of a backend."""
 
     usable: bool
     detail: str
     hint: str = ""
+
+
+class Listed(NamedTuple):
+    """One of our sandboxes, as `hermitcrab ps` shows it."""
+
+    id: str
+    detail: str
+    """What it was made from: an image, say."""
+    task: str = ""
+    owner: str = ""
+    """The program that it belongs to, in a word or two for people."""
+    orphaned: bool = False
+    """That program is gone, and nobody else may use it: `hermitcrab reap` removes it."""
+    age: float = 0.0
+    """Seconds since its start."""
 
 
 C = TypeVar("C")
@@ -88,3 +131,11 @@ class Backend(Generic[C]):
     traits: Traits
     start: Callable[[C], Awaitable[Any]]
     check: Callable[[], Health]
+    target: str = ""
+    """The setting that `NAME:VALUE` gives, as in `docker:debian`; empty where there is none."""
+    inject: Callable[[C], Mapping[str, str]] | None = None
+    """Variables that each command is given and that are never kept: asked anew every time, so a quick one."""
+    sandboxes: Callable[[], list[Listed]] | None = None
+    """Those that outlive a program, or may after a crash, whoever of this user's programs started them."""
+    reap: Callable[[], list[Listed]] | None = None
+    """Removes those whose owners are gone, and says which."""

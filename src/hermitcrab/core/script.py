@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from hermitcrab.core.farewell import LAST_WORDS, QUOTED_EXIT_TRAP, trap_shim
+from hermitcrab.agent.wire import FdKind, Known
+from hermitcrab.core.farewell import EXIT_TRAP, LAST_WORDS, trap_shim
 from hermitcrab.core.quoting import encode, quote
-from hermitcrab.core.state import Function, ShellState, Variable, is_loader
+from hermitcrab.core.state import LOADER, Function, ShellState, Variable
 
 STDIN_FD = 8
 """Where the command's stdin waits while descriptor 0 is the bootstrap."""
@@ -24,17 +25,17 @@ _LATE = re.compile("IFS|TMOUT|POSIXLY_CORRECT|BASH_.*|FUNCNEST|GLOBIGNORE|EXECIG
 
 def bootstrap(restore: bytes) -> bytes:
     """The whole life of a shell that is started ahead: restore, wait for the tail, run it, dump, exit."""
-    return (
-        b"\\exec 0<&8 8<&-; "
-        + (b"{ " + restore + b"} 2>/dev/null; " if restore else b"")
-        + _RECEIVE
-        + b"\\builtin trap "
-        + QUOTED_EXIT_TRAP
-        + b' EXIT; \\builtin eval "$__hc_n"; '
-        + LAST_WORDS
-    )
+    quietly = b"{ " + restore + b"} 2>/dev/null; " if restore else b""
+    return _with_trap(quietly + _RECEIVE + _SET_TRAP + b'\\builtin eval "$__hc_n"; ' + LAST_WORDS)
 
 
+def _with_trap(line: bytes) -> bytes:
+    """The trap's text follows the line as data, because bash reads it faster than it parses it."""
+    trap = EXIT_TRAP.encode()
+    return b"\\builtin read -r -N %d __hc_e; \\exec 0<&8 8<&-; " % len(trap) + line + trap
+
+
+_SET_TRAP = b'\\builtin trap "$__hc_e" EXIT; '
 _RECEIVE = b'\\builtin read -r -u 7 __hc_n && \\builtin read -r -N "$__hc_n" -u 7 __hc_n || \\builtin exit; '
 
 RECEIVE_AND_RESTORE = _RECEIVE + b'\\builtin eval "$__hc_n"; '
@@ -51,8 +52,7 @@ def order(changes: bytes, preparation: bytes, state: ShellState, command: str) -
 
     It first says that it has begun: a shell that dies before that can be replaced.
     """
-    quietly = b"{ " + changes + b"} 2>/dev/null; " if changes else b""
-    begin = b"\\exec 7<&-; \\builtin unset -v __hc_n; \\builtin printf b >&247; " + quietly + preparation
+    begin = b"\\exec 7<&-; { \\builtin printf b >&247; " + changes + preparation + b"} 2>/dev/null; "
     last = state.functions.get(_LAST_FUNCTION)
     if len(command) <= _LONG_COMMAND or last is not None:
         text = command if last is None else f"{definition(_LAST_FUNCTION, last)}\n{command}"
@@ -76,9 +76,8 @@ def prepare(
     oldpwd = state.oldpwd if directory == state.cwd else state.cwd
     parts = [
         b"\\builtin cd -P -- %s || { __hc_m=%s; \\builtin exit 126; }" % (quote(directory), quote(directory)),
-        b"\\builtin declare -x OLDPWD=" + quote(oldpwd)
-        if oldpwd is not None
-        else b"\\builtin unset -v OLDPWD",
+        b"\\builtin unset -v __hc_e __hc_n" + (b" OLDPWD" if oldpwd is None else b""),
+        *([] if oldpwd is None else [b"\\builtin declare -x OLDPWD=" + quote(oldpwd)]),
         *_functions(fresh, state, late=True),
         *_variables(fresh.variables, state.variables, late=True),
         *_declare({name: Variable(value, "x") for name, value in injected.items()}),
@@ -87,7 +86,7 @@ def prepare(
         *([trap_shim()] if traps else []),
         *([_aliases(state)] if state.aliases else []),
     ]
-    return b"{ " + b"; ".join(parts) + b"; } 2>/dev/null; "
+    return b"; ".join(parts) + b"; "
 
 
 def changes(old: ShellState, new: ShellState) -> bytes | None:
@@ -194,9 +193,14 @@ def environment(state: ShellState, quiet_locale: Mapping[str, str]) -> dict[str,
         if variable.attributes == "x"
         and isinstance(variable.value, str)
         and not _LATE.fullmatch(name)
-        and not is_loader(name)
+        and name not in LOADER
+        and not name.startswith(_LINKER)
         and (with_locale or not name.startswith(_LOCALE))
     }
+
+
+_LINKER = ("LD_", "DYLD_")
+"""What would be loaded into bash itself."""
 
 
 _LATE_FUNCTIONS = frozenset({"exec"})
@@ -266,4 +270,12 @@ def login(home_profiles: Iterable[str] = (".bash_profile", ".bash_login", ".prof
         "\\builtin test -r /etc/profile && \\builtin . /etc/profile; "
         f'{choice}; \\builtin test "${{__hc_n-}}" && \\builtin . "$__hc_n"; '
     )
-    return b"\\exec 0<&8 8<&-; \\builtin trap " + QUOTED_EXIT_TRAP + b" EXIT; " + begin.encode() + LAST_WORDS
+    return _with_trap(_SET_TRAP + begin.encode() + LAST_WORDS)
+
+
+def awaits_order(known: Known) -> bool:
+    """Whether an exec, as a detached agent tells of it, is a shell that was never told a command."""
+    return any(
+        each.number == CONTROL_FD and each.kind is FdKind.INPUT and not each.position
+        for each in known.channels
+    )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
+from hermitcrab.core.quoting import encode
 from hermitcrab.errors import ConfigError
 
 VERSION = 1
@@ -258,3 +259,15 @@ def with_variables(state: ShellState, values: Mapping[str, str]) -> ShellState:
         return state
     added = {name: Variable(value, "x") for name, value in values.items()}
     return replace(state, variables=MappingProxyType({**state.variables, **added}))
+
+
+def path_in(state: ShellState, path: str) -> str:
+    """An absolute path for what somebody in that state calls `path`; `~` works, and nothing means here."""
+    if "\0" in path:
+        raise ValueError("a path cannot hold a NUL byte")
+    encode(path)
+    if path == "~" or path.startswith("~/"):
+        path = state.environ.get("HOME", "/") + path[1:]
+    if not path:
+        return state.cwd
+    return path if path.startswith("/") else f"{state.cwd}/{path}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -103,6 +104,14 @@ def raised(kind: type[E] | tuple[type[E], ...], action: Callable[[], object]) ->
     except kind as error:
         return error
     raise AssertionError(f"it was not refused but gave {outcome!r}")
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    """It becomes true within the patience."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true"
+        time.sleep(0.01)
 
 
 def reveals_nothing(output: str) -> None:

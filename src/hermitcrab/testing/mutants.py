@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from hermitcrab.agent.wire import Cause, Exit, Frame, Start, Tell
-from hermitcrab.core import command, dump, farewell, quoting, script, session
+from hermitcrab.core import command, dump, farewell, script, session, shells
 from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.capture import Capture
 from hermitcrab.core.command import Command, checked_stdin
@@ -57,7 +57,7 @@ def _mutant(*caught_by: str) -> Callable[[Substitution], Substitution]:
 @_mutant("the_state_is_captured_at_the_end_by[exit]", "the_state_is_captured_at_the_end_by[set_e]")
 def no_dump_on_exit() -> AbstractContextManager[Any]:
     """The state is told only by a command that reaches its end."""
-    return patch.object(script, "QUOTED_EXIT_TRAP", quoting.quote(":"))
+    return patch.object(script, "EXIT_TRAP", ":")
 
 
 @_mutant("nothing_survives_an_interrupt[setsid]", "nothing_survives_a_timeout")
@@ -124,7 +124,7 @@ def believes_half_a_state() -> AbstractContextManager[Any]:
             return _parse(data, previous, **options)
         except DamagedDump:
             sections = data.removesuffix(b"\0").split(b"\0")
-            missing = 12 - (len(sections) - sections.index(farewell.DUMP_BEGIN)) if b"state1" in data else 0
+            missing = 10 - (len(sections) - sections.index(farewell.DUMP_BEGIN)) if b"state1" in data else 0
             whole = b"\0".join([*sections, *[b""] * (missing - 1), farewell.DUMP_END, b""])
             return _parse(whole, previous, **options)
 
@@ -139,7 +139,7 @@ def secret_in_argv() -> AbstractContextManager[Any]:
         leaked = b" ".join([fields["argv"][0], *fields.get("env", ())])
         return Start(**{**fields, "argv": [leaked, *fields["argv"][1:]]})
 
-    return patch.object(session, "Start", start)
+    return patch.object(shells, "Start", start)
 
 
 @_mutant("two_commands_merge_what_they_changed", "a_slow_command_that_changed_nothing_undoes_nothing")
@@ -161,8 +161,7 @@ def caps_output_without_spill() -> AbstractContextManager[Any]:
 @_mutant("a_local_does_not_become_a_variable[plain]", "a_local_does_not_replace_a_variable[plain]")
 def leaks_locals() -> AbstractContextManager[Any]:
     """The locals of a function that exits become the session's."""
-    trap = farewell.EXIT_TRAP.replace(farewell.UNCOVER, ":")
-    return patch.object(script, "QUOTED_EXIT_TRAP", quoting.quote(trap))
+    return patch.object(script, "EXIT_TRAP", farewell.EXIT_TRAP.replace(farewell.UNCOVER, ":"))
 
 
 @_mutant("a_background_process_lives_on[plain]", "many_background_processes_live_on")
@@ -242,7 +241,7 @@ def _all(*substitutions: AbstractContextManager[Any]) -> Iterator[None]:
 
 def _weak_kill(target: str) -> AbstractContextManager[Any]:
     """Ending a command becomes `kill -KILL` of its shell's id with `target` before it."""
-    causes: dict[AgentExec, Cause] = {}
+    causes: dict[object, Cause] = {}
     notes: dict[AgentExec, str] = {}
     under_way = threading.local()
 

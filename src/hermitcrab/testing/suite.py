@@ -28,6 +28,8 @@ class Case:
     name: str
     promise: str
     function: Callable[[Opener], None]
+    module: str
+    """Which part of the command path it is about: the name of its module."""
 
     def run(self, opener: Opener) -> None:
         """Ask it of a fresh sandbox. A broken promise is an AssertionError; every sandbox is cleaned up."""
@@ -50,7 +52,7 @@ CASES: dict[str, Case] = {}
 
 def case(function: Callable[[Opener], None]) -> Callable[[Opener], None]:
     """Make a case of a function; its name and docstring say what is promised."""
-    _add(function.__name__, function.__doc__, function)
+    _add(function.__name__, function, function)
     return function
 
 
@@ -62,7 +64,7 @@ def each(
 
     def decorate(function: Callable[[Opener, Any], None]) -> Callable[[Opener, Any], None]:
         for name, value in named.items():
-            _add(f"{function.__name__}[{name}]", function.__doc__, partial(_with, function, value))
+            _add(f"{function.__name__}[{name}]", function, partial(_with, function, value))
         return function
 
     return decorate
@@ -72,9 +74,10 @@ def _with(function: Callable[[Opener, Any], None], value: Any, open: Opener) -> 
     function(open, value)
 
 
-def _add(name: str, promise: str | None, function: Callable[[Opener], None]) -> None:
+def _add(name: str, written: Callable[..., None], function: Callable[[Opener], None]) -> None:
+    promise = written.__doc__
     if not promise or "\n" in promise:
         raise TypeError(f"case {name} needs a docstring of one line that states the promise")
     if name in CASES:
         raise TypeError(f"two cases are named {name}")
-    CASES[name] = Case(name, promise, function)
+    CASES[name] = Case(name, promise, function, written.__module__.rpartition(".")[2])

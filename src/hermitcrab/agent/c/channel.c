@@ -6,6 +6,14 @@ enum {
 	CREDIT_STEP = 64 << 10, /* return input credit in pieces of at least this */
 };
 
+/* There must be room for it. */
+struct channel *add_channel(struct exec *exec, uint8_t number, uint8_t kind) {
+	struct channel *channel = &exec->channels[exec->channel_count++];
+	*channel = (struct channel){.number = number, .kind = kind, .fd = -1};
+	channel->credit = kind == FD_INPUT ? INPUT_CREDIT : OUTPUT_CREDIT;
+	return channel;
+}
+
 struct channel *find_channel(const struct exec *exec, uint8_t number, uint8_t kind) {
 	for (struct channel *channel = exec->channels; channel < end_of_channels(exec); channel++)
 		if (channel->number == number && channel->kind == kind)
@@ -26,9 +34,10 @@ bool may_take(const struct channel *channel) { return channel->fd >= 0 && channe
 void take_output(struct exec *exec, struct channel *channel) {
 	ssize_t n = tell_output(exec->id, channel, smaller(channel->credit, channel->left));
 	if (n > 0) {
-		channel->credit -= (uint32_t)n;
+		channel->credit -= attached ? (uint32_t)n : 0;
 		channel->left -= (uint64_t)n;
-		if (n >= LOUD && !channel->loud && channel->kind == FD_OUTPUT) {
+		channel->passed += (uint64_t)n;
+		if (n >= LOUD && !channel->loud && channel->kind == FD_OUTPUT && !serving) {
 			channel->loud = true;
 			fcntl(channel->fd, F_SETPIPE_SZ, BIG_PIPE);
 		}
@@ -36,7 +45,12 @@ void take_output(struct exec *exec, struct channel *channel) {
 		/* EXIT closes all channels, so a CLOSE just before it would say nothing. */
 		if (exec->state == RUNNING)
 			tell(TELL_CLOSE, exec->id, channel->number, NULL, 0);
-		close_channel(channel);
+		if (n < 0 && exec->transfer)
+			fail_transfer(exec, errno);
+		else if (exec->state == RUNNING && channel->terminal)
+			channel->left = 0; /* closing it might send a SIGHUP to a process that just left its terminal */
+		else
+			close_channel(channel);
 	} else if (errno == EAGAIN && exec->state == DRAINING) {
 		channel->left = 0; /* some process read from its own output: those bytes are gone */
 	}
@@ -51,13 +65,15 @@ void drop_output(struct channel *channel) {
 }
 
 void nobody_reads(struct exec *exec, struct channel *channel) {
-	if (!channel->ending)
+	if (!channel->ending && !channel->terminal) /* of a terminal, what it shows tells that */
 		tell(TELL_CLOSE, exec->id, channel->number, NULL, 0);
 	close_channel(channel);
 }
 
 /* What was passed on is what is neither waiting here nor open to the client. */
 static void return_credit(struct exec *exec, struct channel *channel) {
+	if (channel->ending)
+		return;
 	uint32_t passed_on = INPUT_CREDIT - channel->credit - (uint32_t)channel->waiting_length;
 	if (passed_on < CREDIT_STEP)
 		return;
@@ -75,24 +91,49 @@ void feed(struct exec *exec, struct channel *channel) {
 		} else if (errno == EAGAIN) {
 			break;
 		} else if (errno != EINTR) {
-			nobody_reads(exec, channel);
+			if (exec->transfer)
+				fail_transfer(exec, errno);
+			else
+				nobody_reads(exec, channel);
 			return;
 		}
 	}
 	channel->waiting_length -= done;
-	memmove(channel->waiting, channel->waiting + done, channel->waiting_length);
+	if (done)
+		memmove(channel->waiting, channel->waiting + done, channel->waiting_length);
 	return_credit(exec, channel);
-	if (channel->ending && !channel->waiting_length)
+	if (!channel->ending || channel->waiting_length)
+		return;
+	if (exec->transfer)
+		commit_upload(exec);
+	else
 		close_channel(channel);
+}
+
+static void append(struct channel *channel, const uint8_t *data, size_t length) {
+	channel->waiting = must(realloc(channel->waiting, channel->waiting_length + length));
+	memcpy(channel->waiting + channel->waiting_length, data, length);
+	channel->waiting_length += length;
 }
 
 void take_input(struct exec *exec, struct channel *channel, const uint8_t *data, size_t length) {
 	if (!length)
 		return;
 	bool queue = channel->waiting_length;
-	channel->waiting = must(realloc(channel->waiting, channel->waiting_length + length));
-	memcpy(channel->waiting + channel->waiting_length, data, length);
-	channel->waiting_length += length;
+	append(channel, data, length);
+	if (channel->terminal)
+		channel->in_line = !memchr("\n\r\3\4", data[length - 1], 4);
 	if (!queue) /* otherwise the pipe is known to be full */
+		feed(exec, channel);
+}
+
+/* The client sent CLOSE. */
+void finish_input(struct exec *exec, struct channel *channel) {
+	uint8_t text[2];
+	size_t length = channel->terminal && !channel->ending ? end_of_typing(channel, text) : 0;
+	channel->ending = true;
+	if (length)
+		append(channel, text, length);
+	if (channel->fd >= 0)
 		feed(exec, channel);
 }

@@ -1,6 +1,7 @@
 /* The command: from the supervisor's vfork to execve, and why it did not come that far. */
 #include "agent.h"
 
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 
 /* In shared memory, so that it reaches the supervisor whether vfork shares memory (Linux) or copies it (qemu). */
@@ -23,7 +24,8 @@ static int place_fds(const struct start *start) {
 	for (size_t i = 0; i < start->fd_count; i++)
 		if (dup2(moved[i], start->fds[i].number) < 0)
 			return -1;
-	return 0;
+	/* As the leader of a new session, which we are by now, we get it as our controlling one. */
+	return start->terminal ? ioctl(start->terminal->number, TIOCSCTTY, 0) : 0;
 }
 
 /* Returns the errno; ELIBACC when the file is there and its interpreter is not. */

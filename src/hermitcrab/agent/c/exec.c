@@ -10,12 +10,13 @@ struct exec *execs;
 struct exec *add_exec(uint32_t id) {
 	struct exec *exec = must(malloc(sizeof *exec));
 	*exec = (struct exec){.next = execs, .id = id, .socket = -1, .timer_at = NEVER, .check_at = NEVER};
+	exec->forgotten = !serving;
 	return execs = exec;
 }
 
 struct exec *find_exec(uint32_t id) {
 	struct exec *exec = execs;
-	while (exec && (exec->id != id || exec->state == BURIED))
+	while (exec && (exec->id != id || (exec->state == BURIED && exec->forgotten)))
 		exec = exec->next;
 	return exec;
 }
@@ -29,6 +30,9 @@ static void rewind_file(struct channel *channel) {
 /* The main process ended, or never began. */
 void begin_end(struct exec *exec, const struct ending *ending) {
 	exec->ending = *ending;
+	bool killed = ending->code == -SIGKILL || ending->code == 128 + SIGKILL; /* the latter says a shell */
+	if (killed && memory_ran_out())
+		exec->ending.flags |= FLAG_OUT_OF_MEMORY;
 	exec->state = DRAINING;
 	exec->timer_at = NEVER;
 	for (struct channel *channel = exec->channels; channel < end_of_channels(exec); channel++) {
@@ -37,6 +41,8 @@ void begin_end(struct exec *exec, const struct ending *ending) {
 			close_channel(channel);
 		else if (channel->kind == FD_FILE)
 			rewind_file(channel);
+		else if (channel->terminal)
+			channel->left = channel->fd < 0 ? 0 : TERMINAL_HOLDS; /* at most: it ends earlier, at EAGAIN */
 		else if (channel->fd >= 0 && ioctl(channel->fd, FIONREAD, &there) == 0)
 			channel->left = (uint64_t)there;
 	}
@@ -57,7 +63,7 @@ static bool drain(struct exec *exec) {
 }
 
 static void settle(struct exec *exec) {
-	if (exec->state == DRAINING && drain(exec)) {
+	if (exec->state == DRAINING && drain(exec) && attached) {
 		const struct ending *ending = &exec->ending;
 		tell(TELL_EXIT, exec->id, 0, ending, offsetof(struct ending, reason) + strlen(ending->reason));
 		exec->state = EXITED;
@@ -65,9 +71,19 @@ static void settle(struct exec *exec) {
 	if (exec->state == EXITED && exec->gone) {
 		tell(TELL_GONE, exec->id, 0, NULL, 0);
 		for (struct channel *channel = exec->channels; channel < end_of_channels(exec); channel++)
-			close_channel(channel);
+			if (exec->forgotten || channel->kind != FD_FILE) /* which may be asked for again */
+				close_channel(channel);
 		exec->state = BURIED;
 	}
+}
+
+static void free_exec(struct exec *exec) {
+	for (struct channel *channel = exec->channels; channel < end_of_channels(exec); channel++) {
+		close_channel(channel);
+		free(channel->kept.bytes);
+	}
+	free(exec->channels);
+	free(exec);
 }
 
 /* Tells the client of every exec as much as can be told now, and forgets those that are over. */
@@ -75,13 +91,12 @@ void settle_execs(void) {
 	for (struct exec **at = &execs, *exec; (exec = *at);) {
 		settle(exec);
 		/* An unreaped supervisor must stay known, or it would be taken for a stray. */
-		if (exec->state != BURIED || exec->supervisor) {
+		if (exec->state != BURIED || exec->supervisor || !exec->forgotten) {
 			at = &exec->next;
 			continue;
 		}
 		*at = exec->next;
-		free(exec->channels);
-		free(exec);
+		free_exec(exec);
 	}
 }
 
@@ -105,6 +120,8 @@ void read_report(struct exec *exec) {
 
 void give_order(struct exec *exec, uint32_t what, uint32_t value, uint32_t grace_ms) {
 	struct order order = {what, value, grace_ms};
+	if (exec->transfer && what == ORDER_KILL)
+		cancel_transfer(exec, value);
 	if (exec->socket < 0)
 		return;
 	send(exec->socket, &order, sizeof order, MSG_NOSIGNAL | MSG_DONTWAIT);

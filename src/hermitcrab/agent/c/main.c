@@ -2,8 +2,12 @@
  * hermitcrab-agent: starts processes for a client over one byte pipe, carries their descriptors and
  * ends them.
  *
- *   agent            speak the protocol on stdin and stdout
- *   agent --version  print the version
+ *   agent [--lease SECONDS] [--unlink]    speak the protocol on stdin and stdout
+ *   agent --serve PATH [--lease SECONDS]  speak it on a socket, with one client after another (detached.c)
+ *   agent --connect PATH                  be the pipe to such an agent (relay.c)
+ *   agent --version                       print the version
+ *
+ * --lease: end as at end of file when no byte came from the client for so long. --unlink: remove our own file.
  *
  * Exit status: 0 at end of file (or SIGTERM, or when nobody reads us), 3 after a protocol error, 2 for
  * a wrong command line, 1 when even starting up failed.
@@ -41,7 +45,7 @@ static struct pollfd *polled;
 static struct watched *watched;
 static size_t watch_count, watch_room;
 
-static void watch(int fd, short events, struct exec *exec, struct channel *channel) {
+void watch(int fd, short events, struct exec *exec, struct channel *channel) {
 	if (watch_count == watch_room) {
 		watch_room = watch_room ? 2 * watch_room : 64;
 		polled = must(realloc(polled, watch_room * sizeof *polled));
@@ -51,16 +55,19 @@ static void watch(int fd, short events, struct exec *exec, struct channel *chann
 	watched[watch_count++] = (struct watched){exec, channel};
 }
 
-static bool dropping(const struct exec *exec) { return exec->state == EXITED || sealed; }
+/* What background children print after the main process has ended. */
+static bool dropping(const struct exec *exec, const struct channel *channel) {
+	return channel->kind == FD_OUTPUT && (sealed || (exec->state != RUNNING && !channel->left));
+}
 
 static void watch_channel(struct exec *exec, struct channel *channel, int64_t now) {
 	if (channel->waiting_length)
 		watch(channel->fd, POLLOUT, exec, channel);
-	else if (channel->kind == FD_OUTPUT && dropping(exec))
+	else if (dropping(exec, channel))
 		watch(channel->fd, POLLIN, exec, channel);
 	else if (exec->state != RUNNING || now < exec->listen_at)
 		return;
-	else if (channel->kind == FD_INPUT)
+	else if (channel->kind == FD_INPUT && !channel->terminal)
 		watch(channel->fd, 0, exec, channel); /* tells all the same that its last reader went away */
 	else if (may_take(channel) && !queued())
 		watch(channel->fd, POLLIN, exec, channel);
@@ -68,10 +75,12 @@ static void watch_channel(struct exec *exec, struct channel *channel, int64_t no
 
 /* Everything to wait for, in `polled`; returns until when. Slots 0 and 1 are the client. */
 static int64_t watch_all(int64_t now) {
-	int64_t until = NEVER;
+	int64_t until = closing ? NEVER : lease_end();
 	watch_count = 0;
-	watch(closing || queued() > BACKLOG ? -1 : 0, POLLIN, NULL, NULL);
+	watch(closing || !attached || queued() > BACKLOG ? -1 : 0, POLLIN, NULL, NULL);
 	watch(queued() ? 1 : -1, POLLOUT, NULL, NULL);
+	if (serving && !closing)
+		watch_newcomers();
 	for (struct exec *exec = execs; exec; exec = exec->next) {
 		until = earlier(until, earlier(exec->timer_at, exec->check_at));
 		if (exec->state == RUNNING && now < exec->listen_at)
@@ -101,7 +110,7 @@ static bool listening(struct exec *exec, int64_t now) {
 static void on_channel_event(struct exec *exec, struct channel *channel, int64_t now) {
 	if (channel->waiting_length) {
 		feed(exec, channel);
-	} else if (channel->kind == FD_OUTPUT && dropping(exec)) {
+	} else if (dropping(exec, channel)) {
 		drop_output(channel);
 	} else if (exec->state != RUNNING || !listening(exec, now)) {
 		return;
@@ -127,7 +136,9 @@ static void on_events(int64_t now) {
 		struct channel *channel = watched[i].channel;
 		if (!polled[i].revents)
 			continue;
-		if (!channel)
+		if (!exec)
+			on_newcomer(polled[i].fd);
+		else if (!channel)
 			read_report(exec);
 		else if (channel->fd >= 0)
 			on_channel_event(exec, channel, now);
@@ -163,7 +174,11 @@ static int64_t close_down(int64_t now) {
 
 static void run(void) {
 	for (;;) {
+		if (lost_client())
+			detach();
 		settle_execs();
+		if (serving)
+			forget_oldest();
 		flush(); /* before reaping: the client waits for it */
 		reap_supervisors();
 		if (hunt_strays())
@@ -177,6 +192,9 @@ static void run(void) {
 		on_times(now);
 		if (ready > 0)
 			on_events(now);
+		/* Only now, with what came while we were frozen read. */
+		if (ready >= 0 && !closing && now >= lease_end())
+			end_lease();
 	}
 }
 
@@ -225,12 +243,12 @@ static bool proc_is_ours(void) {
 	return readlink("/proc/self", text, sizeof text - 1) > 0 && atoi(text) == (int)agent_pid;
 }
 
-static void say_hello(void) {
+void say_hello(void) {
 	struct utsname name = {0};
 	struct {
 		uint32_t features, pid;
 		char machine[sizeof name.machine];
-	} hello = {.pid = (uint32_t)agent_pid};
+	} hello = {.features = FEATURE_TERMINALS | FEATURE_FILES | FEATURE_DETACHED, .pid = (uint32_t)agent_pid};
 	if (prctl(PR_SET_CHILD_SUBREAPER, 1) == 0)
 		hello.features |= FEATURE_SUBREAPER;
 	if (have_proc)
@@ -241,12 +259,18 @@ static void say_hello(void) {
 }
 
 int main(int argc, char **argv) {
+	struct options options = {0};
 	if (argc == 2 && strcmp(argv[1], "--version") == 0)
 		return puts("hermitcrab-agent 1") < 0;
-	if (argc != 1) {
-		fputs("usage: hermitcrab-agent [--version]\n", stderr);
+	if (!read_options(argv, &options)) {
+		fputs("usage: hermitcrab-agent [--lease SECONDS] [--unlink] | --serve PATH [--lease SECONDS] | "
+		      "--connect PATH | --version\n", stderr);
 		return 2;
 	}
+	if (options.connect)
+		return relay(options.connect);
+	if (options.unlink)
+		unlink_self(argv[0]);
 	agent_pid = getpid();
 	close_from(3);
 	fcntl(0, F_SETFL, fcntl(0, F_GETFL) | O_NONBLOCK);
@@ -257,7 +281,14 @@ int main(int argc, char **argv) {
 	dev_null = open_null();
 	if (dev_null < 0)
 		return 1;
-	say_hello();
+	set_lease(options.lease);
+	if (!options.serve)
+		say_hello();
+	else if (!begin_serving(options.serve))
+		return 1;
+	flush(); /* the client waits for it */
+	begin_counting_kills();
 	run();
+	end_serving();
 	return exit_status;
 }

@@ -16,14 +16,20 @@ static struct planned_fd *find_fd(struct start *start, uint8_t number) {
 /* This and the next two return what is wrong, or NULL. */
 static const char *add_fd(struct start *start, const uint8_t *value, size_t size) {
 	static const char wrong[] = "START has a malformed descriptor";
-	if (size < 2 || value[0] > 254 || value[1] > FD_FILE || find_fd(start, value[0]))
+	if (size < 2 || value[0] > 254 || value[1] > FD_TERMINAL || find_fd(start, value[0]))
 		return wrong;
 	struct planned_fd plan = {.number = value[0], .kind = value[1], .content = value + 2, .size = size - 2};
-	if (plan.kind != FD_CONTENT && plan.size != (plan.kind == FD_SAME))
+	static const size_t sizes[] = {[FD_SAME] = 1, [FD_TERMINAL] = 4};
+	if (plan.kind != FD_CONTENT && plan.size != sizes[plan.kind])
 		return wrong;
+	if (plan.kind == FD_TERMINAL && start->terminal)
+		return "START has more than one terminal";
 	if (plan.kind == FD_SAME && !(plan.same = find_fd(start, value[2])))
 		return wrong;
-	start->fds[start->fd_count++] = plan;
+	start->fds[start->fd_count] = plan;
+	if (plan.kind == FD_TERMINAL)
+		start->terminal = &start->fds[start->fd_count];
+	start->fd_count++;
 	return NULL;
 }
 
@@ -128,9 +134,7 @@ static int content_file(const uint8_t *content, size_t size) {
 /* Our end does not block. A channel without a pipe is known all the same: the client may send for it. */
 static int channel_pipe(struct exec *exec, const struct planned_fd *plan) {
 	bool input = plan->kind == FD_INPUT;
-	struct channel *channel = &exec->channels[exec->channel_count++];
-	*channel = (struct channel){.number = plan->number, .kind = plan->kind, .fd = -1};
-	channel->credit = input ? INPUT_CREDIT : OUTPUT_CREDIT;
+	struct channel *channel = add_channel(exec, plan->number, plan->kind);
 	int ends[2];
 	if (pipe2(ends, O_CLOEXEC) < 0)
 		return -1;
@@ -140,10 +144,23 @@ static int channel_pipe(struct exec *exec, const struct planned_fd *plan) {
 	return ends[!input];
 }
 
+static int channel_terminal(struct exec *exec, const struct planned_fd *plan) {
+	struct channel *shown = add_channel(exec, plan->number, FD_OUTPUT);
+	struct channel *typed = add_channel(exec, plan->number, FD_INPUT);
+	shown->terminal = typed->terminal = true;
+	int slave = open_terminal(plan->content, &shown->fd);
+	if (slave < 0)
+		return -1;
+	shown->left = UINT64_MAX;
+	typed->fd = fcntl(shown->fd, F_DUPFD_CLOEXEC, 0);
+	if (typed->fd < 0)
+		close_fd(&slave);
+	return slave;
+}
+
 /* Read once, when the process has ended: whatever it writes there wakes nobody. */
 static int channel_file(struct exec *exec, const struct planned_fd *plan) {
-	struct channel *channel = &exec->channels[exec->channel_count++];
-	*channel = (struct channel){.number = plan->number, .kind = plan->kind, .credit = OUTPUT_CREDIT};
+	struct channel *channel = add_channel(exec, plan->number, plan->kind);
 	int fd = content_file(NULL, 0);
 	channel->fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	return fd;
@@ -159,6 +176,8 @@ static int open_fd(struct exec *exec, const struct planned_fd *plan) {
 		return content_file(plan->content, plan->size);
 	case FD_FILE:
 		return channel_file(exec, plan);
+	case FD_TERMINAL:
+		return channel_terminal(exec, plan);
 	default:
 		return channel_pipe(exec, plan);
 	}
@@ -183,13 +202,17 @@ static int fork_supervisor(struct exec *exec, const struct start *start) {
 	return error;
 }
 
-/* Returns 0 or an errno, with nothing left behind but the channels. */
-static int launch(struct exec *exec, struct start *start) {
+/* Returns 0 or an errno and what failed, with nothing left behind but the channels. */
+static int launch(struct exec *exec, struct start *start, const char **what) {
 	int error = 0;
+	*what = "the agent cannot start a process";
 	for (struct planned_fd *plan = start->fds; plan < start->fds + start->fd_count; plan++) {
 		plan->fd = open_fd(exec, plan);
-		if (plan->fd < 0 && !error)
-			error = errno;
+		if (plan->fd >= 0 || error)
+			continue;
+		error = errno;
+		if (plan->kind == FD_TERMINAL)
+			*what = "cannot open a terminal";
 	}
 	if (!error)
 		error = fork_supervisor(exec, start);
@@ -210,11 +233,12 @@ void start_exec(uint32_t id, uint8_t *payload, size_t length) {
 	} else {
 		complete(&start);
 		struct exec *exec = add_exec(id);
-		exec->channels = must(calloc(start.fd_count, sizeof *exec->channels));
-		int error = launch(exec, &start);
+		exec->channels = must(calloc(start.fd_count + 1, sizeof *exec->channels)); /* a terminal has two */
+		const char *what;
+		int error = launch(exec, &start, &what);
 		if (error) {
 			struct ending ending = {0};
-			not_started(&ending, 126, "the agent cannot start a process", "", error);
+			not_started(&ending, 126, what, "", error);
 			begin_end(exec, &ending);
 			exec->gone = true;
 		}

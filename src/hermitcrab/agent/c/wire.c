@@ -3,15 +3,15 @@
 
 enum { READ_CHUNK = 64 << 10 };
 
-static const uint8_t preamble[8] = {0, 'H', 'C', 'R', 'A', 'B', VERSION & 255, VERSION >> 8};
-
 bool sealed;
 int exit_status;
 
 static struct {
 	uint8_t bytes[sizeof(struct header) + MAX_PAYLOAD];
 	size_t length;
-	bool greeted;
+	bool greeted, broken;    /* it sent its preamble; something malformed */
+	bool lost;               /* of an agent that serves: this client is gone */
+	int64_t lease, heard_at; /* the lease is 0 where there is none */
 } in;
 
 /*
@@ -50,24 +50,36 @@ static void queue_bytes(const void *bytes, size_t length) {
 }
 
 void tell(uint8_t type, uint32_t id, uint8_t channel, const void *payload, size_t length) {
-	if (sealed)
+	if (sealed || !attached)
 		return;
 	queue_header(type, id, channel, length);
 	queue_bytes(payload, length);
 }
 
 void greet(const void *hello, size_t length) {
-	queue_bytes(preamble, sizeof preamble);
+	if (!serving) /* else it was sent before we knew who that is */
+		queue_bytes(preamble, sizeof preamble);
 	tell(TELL_HELLO, 0, 0, hello, length);
 }
 
 void protocol_error(const char *why) {
-	if (exit_status)
+	if (in.broken)
 		return;
 	tell(TELL_ERROR, 0, 0, why, strlen(why));
+	in.broken = true;
+	if (serving)
+		return; /* it costs the client its connection, see read_client, and nothing else */
 	sealed = true;
 	closing = true;
 	exit_status = 3;
+}
+
+/* Nobody is there any more. */
+static void end_connection(void) {
+	if (serving)
+		in.lost = true;
+	else
+		closing = true;
 }
 
 /* Sends what the client takes. Returns whether that was everything. */
@@ -84,8 +96,8 @@ bool flush(void) {
 		else if (n < 0 && errno == EAGAIN)
 			return false;
 		else if (n == 0 || errno != EINTR) {
-			sealed = true;
-			closing = true;
+			end_connection();
+			sealed = !serving;
 			out.at = out.length = out.in_middle = 0;
 		}
 	}
@@ -113,7 +125,7 @@ static bool have_middle(void) {
 }
 
 /* Moves at most `limit` bytes from the channel towards the client. As read(): 0 at end of file, -1 with errno. */
-ssize_t tell_output(uint32_t id, const struct channel *channel, size_t limit) {
+ssize_t tell_output(uint32_t id, struct channel *channel, size_t limit) {
 	if (channel->loud && !out.length && have_middle()) {
 		ssize_t n = splice(channel->fd, NULL, out.middle[1], NULL, limit, SPLICE_F_NONBLOCK);
 		if (n > 0) {
@@ -125,7 +137,9 @@ ssize_t tell_output(uint32_t id, const struct channel *channel, size_t limit) {
 	}
 	uint8_t *payload = reserve(sizeof(struct header) + READ_CHUNK) + sizeof(struct header);
 	ssize_t n = read(channel->fd, payload, smaller(limit, READ_CHUNK));
-	if (n > 0) {
+	if (n > 0 && serving && channel->kind == FD_OUTPUT)
+		keep_output(channel, payload, (size_t)n);
+	if (n > 0 && attached) {
 		queue_header(TELL_DATA, id, channel->number, (size_t)n);
 		out.length += (size_t)n;
 	}
@@ -156,18 +170,50 @@ static size_t take_frame(uint8_t *p, size_t length) {
 	return sizeof header + header.length;
 }
 
+void set_lease(long seconds) {
+	in.lease = seconds * SECOND;
+	in.heard_at = now_ns();
+}
+
+/* When the client has been silent for too long. */
+int64_t lease_end(void) { return in.lease ? in.heard_at + in.lease : NEVER; }
+
+/* Said first, so that whoever wakes up later does not take our killing for the ends of its commands. */
+void end_lease(void) {
+	static const char why[] = "no sign of life came for the time of the lease";
+	tell(TELL_ERROR, 0, 0, why, sizeof why - 1);
+	sealed = true;
+	closing = true;
+}
+
 void read_client(void) {
 	ssize_t n = read(0, in.bytes + in.length, sizeof in.bytes - in.length);
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	if (n <= 0) {
-		closing = true;
+		end_connection();
 		return;
 	}
+	if (in.lease)
+		in.heard_at = now_ns();
 	in.length += (size_t)n;
 	size_t at = 0;
-	for (size_t used = 1; used && at < in.length && !exit_status; at += used)
+	for (size_t used = 1; used && at < in.length && !in.broken; at += used)
 		used = in.greeted ? take_frame(in.bytes + at, in.length - at) : take_preamble(in.bytes, in.length);
 	in.length -= at;
 	memmove(in.bytes, in.bytes + at, in.length);
+	if (serving && in.broken) {
+		flush();
+		end_connection();
+	}
+}
+
+bool lost_client(void) { return in.lost; }
+
+/* For the next client, which greeted us before we took it. */
+void reset_wire(void) {
+	out.at = out.length = in.length = 0;
+	in.broken = in.lost = false;
+	in.greeted = true;
+	in.heard_at = now_ns();
 }

@@ -9,28 +9,40 @@ import os
 import resource
 import select
 import signal
+import sys
 import time
+from collections.abc import Sequence
 
 from hermitcrab.agent import wire
 from hermitcrab.agent.fallback.channels import Outbox
 from hermitcrab.agent.fallback.descendants import Family, Platform, detect_platform, kill_all
 from hermitcrab.agent.fallback.events import CHUNK, CLOSING, Loop, SignalPipe, ignore_signals
+from hermitcrab.agent.fallback.files import Reading, Transfer, Writing
 from hermitcrab.agent.fallback.launch import OPEN_FILES, Origin, Plumbing, not_started, own_origin
+from hermitcrab.agent.fallback.memory import KillCounter
 from hermitcrab.agent.fallback.processes import below
 from hermitcrab.agent.fallback.running import Running
 from hermitcrab.agent.fallback.supervisor import CLOSING_GRACE_MS, fork_supervisor
 from hermitcrab.agent.wire import Ask, Cause, Exit, Feature, Start, Tell
 
 PROTOCOL_ERROR_STATUS = 3
+USAGE_STATUS = 2
+LONGEST_LEASE = 10**9
 # What ending may take at most: the grace, giving up on survivors, and a little for the work itself.
 CLOSING_BOUND = 4.0
 
-_KNOWN = frozenset(Ask)
-_SIZES = {Ask.CLOSE: 0, Ask.CREDIT: 4, Ask.SIGNAL: 1, Ask.KILL: 4, Ask.TIMER: 8}
+_KNOWN = frozenset(Ask) - {Ask.ATTACH, Ask.FORGET}
+_STARTING = frozenset({Ask.START, Ask.READ, Ask.WRITE})
+_SIZES = {Ask.CLOSE: 0, Ask.CREDIT: 4, Ask.SIGNAL: 1, Ask.KILL: 4, Ask.TIMER: 8, Ask.RESIZE: 4, Ask.PING: 0}
 
 
 def main() -> int:
     """Serves the client at stdin and stdout; returns the exit status."""
+    try:
+        lease = read_lease(sys.argv[1:])
+    except ValueError:
+        sys.stderr.write("usage: python -m hermitcrab.agent.fallback [--lease SECONDS]\n")
+        return USAGE_STATUS
     origin = own_origin()
     soft, hard = (1 << 20 if limit == resource.RLIM_INFINITY else limit for limit in origin.files)
     os.closerange(3, min(soft, 1 << 16))
@@ -40,22 +52,34 @@ def main() -> int:
     for fd in (0, 1):
         os.dup2(null, fd)
     os.set_blocking(sink, False)
-    agent = Agent(source, sink, detect_platform(os.environ), origin)
+    agent = Agent(source, sink, detect_platform(os.environ), origin, lease)
     gc.freeze()  # so that the forked do not copy what the collector would touch
     return agent.serve()
+
+
+def read_lease(arguments: Sequence[str]) -> float:
+    """Infinite without arguments. Not by `argparse`, which is slow to import."""
+    match arguments:
+        case []:
+            return math.inf
+        case ["--lease", seconds] if seconds.isdecimal() and 0 < int(seconds) <= LONGEST_LEASE:
+            return int(seconds)
+    raise ValueError(arguments)
 
 
 class Agent:
     """Serves one client until that closes its end."""
 
-    def __init__(self, source: int, sink: int, platform: Platform, origin: Origin) -> None:
+    def __init__(self, source: int, sink: int, platform: Platform, origin: Origin, lease: float) -> None:
         self._source, self._platform, self._origin = source, platform, origin
+        self._lease, self._heard_at = lease, time.monotonic()
         self._loop = Loop()
         self._outbox = Outbox(sink)
         self._decoder = wire.Decoder(skip_noise=False)
-        self._execs: dict[int, Running] = {}
+        self._execs: dict[int, Running | Transfer] = {}
         self._supervisors: dict[int, Running] = {}
         self._lost: list[tuple[Running, Family]] = []
+        self._kills = KillCounter()
         self._closing_at = math.inf
         self._status = 0
 
@@ -65,12 +89,18 @@ class Agent:
         self._spared = self._children_from_before()
         self._loop.watch(self._signals.reader, select.POLLIN, self._take_signals)
         self._loop.watch(self._source, select.POLLIN, self._take_input)
-        every = Feature.SUBREAPER | Feature.SEES_ALL_DESCENDANTS
-        hello = wire.Hello(every if self._platform.subreaper else 0, os.getpid(), os.uname().machine)
+        features: int = Feature.TERMINALS | Feature.FILES
+        if self._platform.subreaper:
+            features |= Feature.SUBREAPER | Feature.SEES_ALL_DESCENDANTS
+        hello = wire.Hello(features, os.getpid(), os.uname().machine)
         self._outbox.send(wire.PREAMBLE + wire.hello_frame(hello))
         self._flush()
         while not self._is_over():
-            self._loop.turn(self._closing_at)
+            self._loop.turn(min(self._closing_at, self._heard_at + self._lease))
+            if time.monotonic() >= self._heard_at + self._lease:
+                # Said first, so that whoever wakes up later does not take our killing for their ends.
+                self._say_last("no sign of life came for the time of the lease")
+                self._close()
             self._end_what_is_lost()
             self._advance()
             self._flush()
@@ -106,11 +136,15 @@ class Agent:
     def _close(self, status: int = 0) -> None:
         """Ends every tree, then the agent."""
         if math.isinf(self._closing_at):
+            self._lease = math.inf
             self._status = status
             self._closing_at = time.monotonic() + CLOSING_BOUND
             self._loop.forget(self._source)
             for running in self._supervisors.values():
                 running.order(wire.kill_frame(0, CLOSING_GRACE_MS))
+            for each in self._execs.values():
+                if isinstance(each, Transfer):
+                    each.cancel()
 
     def _take_signals(self, _events: int) -> None:
         if CLOSING & set(self._signals.take()):
@@ -127,13 +161,17 @@ class Agent:
         if not data:
             self._close()
             return
+        self._heard_at = time.monotonic()
         try:
             for frame in self._decoder.feed(data):
                 self._obey(frame)
         except wire.ProtocolError as error:
-            self._outbox.send(wire.frame(Tell.ERROR, payload=str(error).encode()))
-            self._outbox.seal()
+            self._say_last(str(error))
             self._close(PROTOCOL_ERROR_STATUS)
+
+    def _say_last(self, why: str) -> None:
+        self._outbox.send(wire.frame(Tell.ERROR, payload=why.encode()))
+        self._outbox.seal()
 
     def _obey(self, frame: wire.Frame) -> None:
         if frame.type not in _KNOWN:
@@ -141,15 +179,23 @@ class Agent:
         kind, size = Ask(frame.type), len(frame.payload)
         if size != _SIZES.get(kind, size):
             raise wire.ProtocolError(f"{kind.name} of {size} bytes")
-        if kind is Ask.START:
-            self._start(frame.exec_id, wire.parse_start(frame.payload))
+        if kind in _STARTING:
+            if frame.exec_id == 0 or frame.exec_id in self._execs:
+                raise wire.ProtocolError(f"{kind.name} with the id {frame.exec_id}, which is in use")
+            self._begin(kind, frame.exec_id, frame.payload)
         elif running := self._execs.get(frame.exec_id):
             running.obey(frame)
 
+    def _begin(self, kind: Ask, exec_id: int, payload: bytes) -> None:
+        if kind is Ask.START:
+            self._start(exec_id, wire.parse_start(payload))
+        elif kind is Ask.READ:
+            self._execs[exec_id] = Reading(exec_id, self._loop, self._outbox, payload)
+        else:
+            self._execs[exec_id] = Writing(exec_id, self._outbox, payload)
+
     def _start(self, exec_id: int, start: Start) -> None:
-        if exec_id == 0 or exec_id in self._execs:
-            raise wire.ProtocolError(f"START with the id {exec_id}, which is in use")
-        running = Running(exec_id, self._loop, self._outbox)
+        running = Running(exec_id, self._loop, self._outbox, self._kills)
         plumbing = Plumbing()
         try:
             plumbing.lay(start.fds)

@@ -11,11 +11,14 @@ import termios
 from dataclasses import dataclass, field
 
 from hermitcrab.agent import wire
+from hermitcrab.agent.fallback import terminal
 from hermitcrab.agent.fallback.events import CHUNK, Loop
 from hermitcrab.agent.wire import Tell
 
 OUTBOX_LIMIT = 1 << 20
 LARGEST_FILE = 64 << 20
+TERMINAL_HOLDS = 64 << 10
+"""More than the kernel keeps of what a terminal shows."""
 # What poll(2) says of a pipe that nobody reads any more: Linux the one, others the other.
 _UNREAD = select.POLLERR | select.POLLHUP
 
@@ -108,6 +111,7 @@ class Input(Channel):
         self.pump()
 
     def finish(self) -> None:
+        """The client sent CLOSE."""
         self.finishing = True
         self.pump()
 
@@ -129,6 +133,10 @@ class Input(Channel):
         if self.finishing and not self.pending:
             self.close()
         else:
+            self.wait_for_more()
+
+    def wait_for_more(self) -> None:
+        if self.fd is not None:
             self.loop.watch(self.fd, select.POLLOUT if self.pending else 0, self.pump)
 
 
@@ -171,6 +179,8 @@ class Output(Channel):
             if not math.isinf(self.owed):
                 self.owed = 0  # the program read from its own output: those bytes are gone
             return
+        except OSError:  # EIO: nobody has the terminal open any more
+            data = b""
         if data and self.owed:
             self._send(data)
         elif not data and math.isinf(self.owed):
@@ -203,7 +213,70 @@ class File(Output):
 
     def pump(self, events: int = 0) -> None:
         while self.fd is not None and self.owed and (room := self._room()):
-            if data := os.read(self.fd, room):
+            try:
+                data = os.read(self.fd, room)
+            except BlockingIOError:
+                data = b""
+            if data:
                 self._send(data)
             else:
-                self.owed = 0  # somebody shortened it meanwhile
+                self.owed = 0  # its end, or somebody shortened it meanwhile
+
+
+@dataclass(eq=False)
+class Typed(Input):
+    """What the client types at a terminal."""
+
+    in_line: bool = False
+    """What was typed last did not end a line."""
+
+    def take(self, data: bytes) -> None:
+        self.in_line = data[-1:] not in b"\n\r\3\4" if data else self.in_line
+        super().take(data)
+
+    def finish(self) -> None:
+        """Half a terminal cannot be hung up, so the character for "end of file" is typed. It only ends a line
+        that was begun, and must then come twice."""
+        if self.fd is not None and not self.finishing:
+            self.pending += terminal.end_of_file(self.fd) * (2 if self.in_line else 1)
+        super().finish()
+
+    def end(self) -> None:
+        """What the terminal shows tells the client."""
+        self.close()
+
+    def wait_for_more(self) -> None:
+        if self.fd is not None and not self.pending:
+            self.loop.forget(self.fd)
+        else:
+            super().wait_for_more()
+
+
+@dataclass(eq=False)
+class Shown(Output):
+    """What a program writes to its terminal."""
+
+    left: bool = False
+    """Nobody has it open any more."""
+
+    def end(self) -> None:
+        """Not closed yet: that might send a SIGHUP to a program that just left its terminal."""
+        self.left = True
+        self.outbox.send(wire.frame(Tell.CLOSE, self.exec_id, self.number))
+        if self.fd is not None:
+            self.loop.forget(self.fd)
+
+    def pump(self, events: int = 0) -> None:
+        if not self.left:
+            super().pump(events)
+
+    def resize(self, rows: int, columns: int) -> None:
+        if self.fd is not None:
+            terminal.resize(self.fd, rows, columns)
+
+    def settle(self) -> None:
+        self.left = False
+        if self.fd is not None:
+            self.owed = TERMINAL_HOLDS  # at most: it ends earlier, when there is nothing to read
+            while not self.is_drained and self._room():
+                self.pump()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from hermitcrab.agent import wire
+from hermitcrab.agent.fallback import terminal
 from hermitcrab.agent.fallback.events import CATCHABLE
 from hermitcrab.agent.wire import Cause, Exit, FdKind, Start
 
@@ -42,7 +43,7 @@ def own_origin() -> Origin:
 
 
 def not_started(error: OSError) -> Exit:
-    return Exit(Cause.NOT_STARTED, 126, reason=os.strerror(error.errno or 0))
+    return Exit(Cause.NOT_STARTED, 126, reason=error.strerror or os.strerror(error.errno or 0))
 
 
 @dataclass
@@ -53,6 +54,9 @@ class Plumbing:
     inputs: dict[int, int] = field(default_factory=dict)
     outputs: dict[int, int] = field(default_factory=dict)
     files: dict[int, int] = field(default_factory=dict)
+    shown: dict[int, int] = field(default_factory=dict)
+    """Of terminals, which have two ends of ours: a loop watches them for different events."""
+    typed: dict[int, int] = field(default_factory=dict)
 
     def lay(self, fds: Iterable[wire.Fd]) -> None:
         """All of them or none."""
@@ -61,8 +65,9 @@ class Plumbing:
                 self._add(fd)
         except OSError:
             self.close_program_side()
-            for ours in (*self.inputs.values(), *self.outputs.values(), *self.files.values()):
-                os.close(ours)
+            for ends in (self.inputs, self.outputs, self.files, self.shown, self.typed):
+                for ours in ends.values():
+                    os.close(ours)
             raise
 
     def _add(self, fd: wire.Fd) -> None:
@@ -80,6 +85,9 @@ class Plumbing:
             case FdKind.FILE:
                 self.program[fd.number] = open_content(b"")
                 self.files[fd.number] = os.dup(self.program[fd.number])
+            case FdKind.TERMINAL:
+                self.shown[fd.number], self.program[fd.number] = _open_terminal(fd)
+                self.typed[fd.number] = os.dup(self.shown[fd.number])
             case FdKind.SAME:
                 self.program[fd.number] = self.program[fd.content[0]]
 
@@ -88,18 +96,29 @@ class Plumbing:
             os.close(fd)
 
 
+def _open_terminal(fd: wire.Fd) -> tuple[int, int]:
+    try:
+        return terminal.open_terminal(*wire.parse_size(fd.content))
+    except OSError as error:
+        raise OSError(error.errno, f"cannot open a terminal: {error.strerror}") from error
+
+
 def open_content(content: bytes) -> int:
     """An anonymous file, at offset 0."""
     fd = os.memfd_create("content") if hasattr(os, "memfd_create") else open_unlinked()
     try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(fd, view) :]
+        write_all(fd, content)
         os.lseek(fd, 0, os.SEEK_SET)
     except OSError:
         os.close(fd)
         raise
     return fd
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def open_unlinked() -> int:
@@ -185,6 +204,9 @@ def run_program(start: Start, wanted: Mapping[int, int], error_fd: int, origin: 
         for number in CATCHABLE:
             signal.signal(number, signal.SIG_DFL)
         error_fd = place_descriptors(wanted, error_fd)
+        for fd in start.fds:
+            if fd.kind is FdKind.TERMINAL:
+                terminal.take_control(fd.number)
         if start.cwd:
             os.chdir(start.cwd)
         what, if_missing = start.program or start.argv[0], 127

@@ -6,6 +6,7 @@ from hermitcrab.testing.cases import (
     directories,
     disguise,
     endings,
+    files,
     given,
     kills,
     limits,
@@ -18,6 +19,7 @@ from hermitcrab.testing.cases import (
     saved,
     state,
     streaming,
+    terminals,
 )
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "directories",
     "disguise",
     "endings",
+    "files",
     "given",
     "kills",
     "limits",
@@ -38,4 +41,5 @@ __all__ = [
     "saved",
     "state",
     "streaming",
+    "terminals",
 ]

@@ -169,9 +169,8 @@ def half_a_state_changes_nothing(open: Opener) -> None:
         "",
         "",
         "",
-        "0022\\n/\\n",
-        "",
         'declare -- torn="1"\\n',
+        "0022\\n/\\n",
     ]
     env.execute(f"printf '%b\\0' {' '.join(map(shlex.quote, sections))} >&{STATE_FD}; kill -9 $$")
     assert "torn" not in env.state.variables

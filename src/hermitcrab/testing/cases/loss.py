@@ -16,6 +16,7 @@ from hermitcrab.testing.inside import (
     read_until,
     say,
     scratch,
+    soon,
     works,
 )
 from hermitcrab.testing.suite import Inapplicable, Opener, case
@@ -39,13 +40,17 @@ def a_dead_sandbox_is_an_exception(open: Opener) -> None:
 
 
 @case
-def a_dead_sandbox_stays_dead(open: Opener) -> None:
-    """After the loss every further command is SandboxLost at once, and cleanup still works."""
+def a_dead_sandbox_stays_dead_or_comes_back_with_the_state(open: Opener) -> None:
+    """After the loss every command is SandboxLost at once; where the kind revives, they just go on."""
     env = open()
     scratch(env)
-    agent = _agent(env)
-    for command in (f"kill -9 {agent}; sleep 600", "echo again", "echo again"):
-        raised(SandboxLost, partial(env.execute, command, timeout=PATIENCE))
+    say(env, "v=kept; f() { echo $v; }; cd /usr")
+    raised(SandboxLost, partial(env.execute, f"kill -9 {_agent(env)}; sleep 600", timeout=PATIENCE))
+    for _ in range(2):
+        if env.traits.revives:
+            assert say(env, "f; pwd; pwd") == "kept\n/usr\n/usr"
+        else:
+            raised(SandboxLost, partial(env.execute, "echo again", timeout=PATIENCE))
     env.cleanup()
 
 
@@ -117,7 +122,8 @@ def nothing_is_left_after_cleanup(open: Opener) -> None:
     read_until(env.start(f"echo up; exec -a {mark} sleep 600"), "up")
     env.cleanup()
     assert not [line for line in host_processes().values() if mark in line]
-    assert own_children() <= children
+    # Housekeeping that is not this sandbox's, such as looking for orphans, may take a moment longer.
+    soon(lambda: own_children() <= children)
 
 
 @case

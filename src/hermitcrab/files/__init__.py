@@ -1,0 +1,1 @@
+"""Files between the host and a sandbox."""
