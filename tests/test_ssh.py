@@ -443,12 +443,12 @@ def test_nothing_is_left_there(remote: Remote) -> None:
     with opened(server) as env:
         say(env, "(setsid sleep 1000 >/dev/null 2>&1 &); sleep 1000 >/dev/null 2>&1 &")
         assert server.files() == files, "the program that was delivered has no name any more"
+        soon(lambda: sum("sleep 1000" in command for command in server.processes().values()) == 2)
         running = server.processes()
-        assert sum("sleep 1000" in command for command in running.values()) == 2
     assert not [command for command in server.processes().values() if "sleep" in command]
     wait_for_end(running)
     assert server.files() == files
-    assert server.processes() == {}
+    soon(lambda: server.processes() == {})
 
 
 @needs_sshd
@@ -473,7 +473,7 @@ env.execute("sleep 1000")
         running = server.processes()
         owner.send_signal(signal.SIGKILL)
     wait_for_end(running)
-    assert server.processes() == {}
+    soon(lambda: server.processes() == {})
     assert server.files() == files
 
 
@@ -530,8 +530,9 @@ def test_secrets_are_in_no_list_of_processes(remote: Remote) -> None:
     with opened(server, env={"TOKEN": secret}) as env:
         running = env.stream('echo "$TOKEN"; sleep 1000', stdin=True)
         read_until(running, secret)
-        shown = host_processes().values()  # the remote's are among them
-        assert any("sleep 1000" in command for command in shown)
+        # The remote's are among the host's.
+        soon(lambda: any("sleep 1000" in command for command in host_processes().values()))
+        shown = host_processes().values()
         assert not [command for command in shown if secret in command]
         running.kill()
 
