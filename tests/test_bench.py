@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,34 @@ def test_an_engine_that_does_not_answer_is_a_row_that_says_so(
     assert "ocker" in row["reason"]
 
 
+def test_a_benchmark_that_is_ended_lets_its_worker_close_what_it_opened(tmp_path: Path) -> None:
+    (tmp_path / "opening.py").write_text(
+        "import pathlib, time\n"
+        "def wait(at):\n"
+        "    try:\n"
+        "        pathlib.Path(at, 'opened').touch()\n"
+        "        time.sleep(60)\n"
+        "    finally:\n"
+        "        pathlib.Path(at, 'opened').rename(pathlib.Path(at, 'closed'))\n"
+    )
+    text = (
+        "from hermitcrab.bench import program, worker\n"
+        "with program.terminated_as_interrupted():\n"
+        f"    worker.call('opening:wait', {{'at': {str(tmp_path)!r}}}, timeout=60)\n"
+    )
+    path = {"PYTHONPATH": f"{SOURCE}:{tmp_path}"}
+    argv, env = [sys.executable, "-c", text], {**os.environ, **path}
+    with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as running:
+        while not (tmp_path / "opened").exists():
+            assert running.poll() is None
+            time.sleep(0.01)
+        running.terminate()
+    assert running.returncode != 0
+    assert (tmp_path / "closed").exists()
+
+
 @pytest.mark.slow
-def test_a_peer_is_measured_in_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_is_measured_in_containers() -> None:
     if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode != 0:
         assert "docker" not in required()
         pytest.skip("scripts/engines/docker up was not run")

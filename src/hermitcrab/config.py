@@ -126,7 +126,7 @@ def resolve(
         name=name,
         backend=backend,
         session=_instance(SessionConfig, SESSION, settings, values),
-        options=_instance(backend.config, backend.name, settings, values),
+        options=_instance(backend.config, backend.name, settings, values, target=backend.target),
         sources=sources,
         chosen_by=chosen_by,
     )
@@ -254,15 +254,21 @@ def _anchored(value: Any, base: Path) -> Any:
 
 
 def _instance(
-    config: type[Any], owner: str, settings: Mapping[str, Setting], values: Mapping[str, Any]
+    config: type[Any],
+    owner: str,
+    settings: Mapping[str, Setting],
+    values: Mapping[str, Any],
+    *,
+    target: str = "",
 ) -> Any:
     own = [setting for setting in settings.values() if setting.owner == owner]
     missing = [each for each in own if each.key not in values and each.default is MISSING]
     if missing:
         each = missing[0]
+        short = f"say {owner}:{each.key.upper()}, or " if each.key == target else ""
         raise ConfigError(
             f"{owner} needs {each.key!r} ({convert.describe(each.hint)}): "
-            f"give it as an argument, in a config file or as {each.variable}",
+            f"{short}give it as an argument, in a config file or as {each.variable}",
             backend=owner,
         )
     return config(**{each.key: values[each.key] for each in own if each.key in values})

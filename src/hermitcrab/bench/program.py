@@ -6,8 +6,10 @@ import argparse
 import datetime
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.from_file:
         found = report_from_json(json.loads(Path(args.from_file).read_text()))
     else:
-        found = run(chosen, args.scale * (QUICK if args.quick else 1.0), _where(args))
+        with terminated_as_interrupted():
+            found = run(chosen, args.scale * (QUICK if args.quick else 1.0), _where(args))
     _publish(found, args)
     return 1 if any(row.failed for row in found.rows) else 0
 
@@ -78,6 +81,16 @@ def run(names: Sequence[str], scale: float, where: Mapping[str, str | None]) -> 
         machine=about,
         rows=beside_peers(tuple(_measured(names, scale, where))),
     )
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """So that a worker is ended in both cases, and closes what it opened."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _where(args: argparse.Namespace) -> dict[str, str | None]:

@@ -137,10 +137,12 @@ def swarm(actions: Sequence[Action], repeat: int, observe: Action = lambda: None
         thread.start()
     start_line.wait()
     start = time.perf_counter()
-    while len(ends) < len(actions):
-        time.sleep(_SAMPLE_EVERY)
-        observe()
-    leave.set()
+    try:
+        while len(ends) < len(actions):
+            time.sleep(_SAMPLE_EVERY)
+            observe()
+    finally:
+        leave.set()
     for thread in threads:
         thread.join()
     if errors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ _BOOT = (
     "serve(sys.argv[2], json.loads(sys.argv[3]))"
 )
 _REASON_LENGTH = 300
+_CLOSING_PATIENCE = 60.0
+_ENDINGS = (signal.SIGINT, signal.SIGTERM)
 
 
 class WorkerFailed(Exception):
@@ -31,30 +34,54 @@ def call(
 ) -> Any:
     """What `module:function` answers in a process of its own, without anybody's settings."""
     with tempfile.TemporaryDirectory(prefix="hermitcrab-bench-") as directory:
+        worker = subprocess.Popen(
+            [str(python), "-c", _BOOT, str(PACKAGE_HOME), target, json.dumps(arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=directory,
+            env=_environment(Path(directory)),
+        )
         try:
-            done = subprocess.run(
-                [str(python), "-c", _BOOT, str(PACKAGE_HOME), target, json.dumps(arguments)],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                cwd=directory,
-                env=_environment(Path(directory)),
-                timeout=timeout,
-            )
+            answer, said = worker.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             raise WorkerFailed(f"took longer than {timeout:g} s") from None
-    if done.returncode != 0 or not done.stdout:
-        raise WorkerFailed(_last_words(done.stderr) or f"exit status {done.returncode}")
-    return json.loads(done.stdout)
+        finally:
+            _end(worker)
+    if worker.returncode != 0 or not answer:
+        raise WorkerFailed(_last_words(said) or f"exit status {worker.returncode}")
+    return json.loads(answer)
+
+
+def _end(worker: subprocess.Popen[bytes]) -> None:
+    """One that still runs first has time to close what it opened: containers would outlive it."""
+    with worker:
+        if worker.poll() is not None:
+            return
+        worker.terminate()
+        try:
+            worker.communicate(timeout=_CLOSING_PATIENCE)
+        except subprocess.TimeoutExpired:
+            worker.kill()
 
 
 def serve(target: str, arguments: Mapping[str, Any]) -> None:
     """Called in the worker. Whatever is printed meanwhile must not disturb the answer."""
+    for number in _ENDINGS:
+        signal.signal(number, _leave)
     answer = os.dup(1)
     os.dup2(2, 1)
     module, _, name = target.partition(":")
     result = getattr(import_module(module), name)(**arguments)
     with os.fdopen(answer, "w") as stream:
         json.dump(result, stream)
+
+
+def _leave(*_: object) -> None:
+    """What is open gets closed on the way out, and a second signal does not disturb that."""
+    for number in _ENDINGS:
+        signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(1)
 
 
 @contextmanager
@@ -83,6 +110,7 @@ def _environment(directory: Path) -> dict[str, str]:
         "HERMES_HOME": str(directory / "hermes"),
         "MSWEA_GLOBAL_CONFIG_DIR": str(directory / "mini"),
         "MSWEA_SILENT_STARTUP": "1",
+        "SWE_REX_LOG_STREAM_LEVEL": "ERROR",
     }
 
 

@@ -28,7 +28,7 @@ class MiniShell:
 
 
 class MiniContainer(MiniShell):
-    """Its own cleanup stops the container in the background, for ten seconds; ours is not to be measured."""
+    """Its own cleanup goes on in the background, into what is measured next; this one ends at once."""
 
     def __init__(self, image: str) -> None:
         kind = import_module("minisweagent.environments.docker").DockerEnvironment
