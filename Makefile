@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Whoever runs the tests may have settings of their own.
 PYTEST := env HERMITCRAB_CONFIG=/dev/null $(BIN)/pytest
 # Most tests wait more than they work. Those of one file stay together (tests/conftest.py).
-PARALLEL := -n 3 --dist loadgroup
+PARALLEL := -n 3
 # `make run ON=bubblewrap CMD='id; pwd'`
 ON ?= local
 CMD ?= echo "hello from a session in $$PWD on $$(uname -sm)"

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer  # type: ignore[import-untyped]
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 pytest.register_assert_rewrite("hermitcrab.testing")
 
@@ -37,7 +39,13 @@ ANYWHERE = ("test_contract.py", "test_plain.py")
 """Their tests know nothing of each other; those of any other file may share what they look at."""
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+class FileByFile(LoadScopeScheduling):  # type: ignore[misc]
     """With `-n`, the tests of a file run in one process, one after the other."""
-    if item.path.name not in ANYWHERE:
-        item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return nodeid if path.endswith(ANYWHERE) else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileByFile:
+    return FileByFile(config, log)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -30,6 +30,9 @@ from hermitcrab.core.protocols import Backend, Health, Traits
 from hermitcrab.errors import SandboxLost, SandboxStartError, TransferError, UnsupportedCapability
 from hermitcrab.testing import CASES, Case
 from hermitcrab.testing.for_pytest import check, parameters
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
 
 _NO_TERMINAL = "bash has no builtin that makes a terminal"
 CANNOT: dict[str, str] = {
@@ -78,7 +81,19 @@ def opener(**options: Any) -> hermitcrab.Environment:
     return hermitcrab.open("plain", **options)
 
 
-@pytest.mark.parametrize("case", parameters(CANNOT))
+def tier(each: ParameterSet) -> list[pytest.MarkDecorator]:
+    case = each.values[0]
+    assert isinstance(case, Case)
+    return [] if case.module in EVERYDAY else [pytest.mark.thorough]
+
+
+EVERYDAY = {"state", "kills", "given", "files", "background", "concurrency", "streaming", "limits", "loss"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(*each.values, id=each.id, marks=[*each.marks, *tier(each)]) for each in parameters(CANNOT)],
+)
 def test_promise(case: Case, quiet_home: Path) -> None:
     check(case, opener)
 

@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hermitcrab.core.protocols import Chunk, Traits
     from hermitcrab.core.state import ShellState
-    from hermitcrab.environment import (
+    from hermitcrab.environment import AsyncEnvironment, Environment, aopen
+    from hermitcrab.environment import Environment as open
+    from hermitcrab.environments import (
         ApptainerEnvironment,
-        AsyncEnvironment,
         BubblewrapEnvironment,
         DockerEnvironment,
-        Environment,
         LocalEnvironment,
         PodmanEnvironment,
         SingularityEnvironment,
         SSHEnvironment,
-        aopen,
     )
-    from hermitcrab.environment import Environment as open
     from hermitcrab.errors import (
         BackendUnavailable,
         CommandError,
@@ -79,8 +77,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncEnvironment": "environment",
     "AsyncRunningCommand": "running",
     "Chunk": "core.protocols",
+    "Environment": "environment",
     "Outcome": "result",
     "Result": "result",
     "RunningCommand": "running",
@@ -96,7 +96,7 @@ def __getattr__(name: str) -> Any:
     """Names are imported when they are first used, so that `import hermitcrab` costs next to nothing."""
     if name not in __all__:
         raise AttributeError(f"module 'hermitcrab' has no attribute {name!r}")
-    home = _HOMES.get(name, "environment" if name.endswith("Environment") else "errors")
+    home = _HOMES.get(name, "environments" if name.endswith("Environment") else "errors")
     value = getattr(import_module(f"hermitcrab.{home}"), "Environment" if name == "open" else name)
     globals()[name] = value
     return value

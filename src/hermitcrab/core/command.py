@@ -306,7 +306,7 @@ class Command:
             output_path=self._output.path or (self._errors.path if self._errors else None),
             stdout=stdout,
             stderr=stderr,
-            usage=Usage(exit_.user_seconds, exit_.system_seconds, exit_.peak_memory_kib * 1024),
+            usage=_usage(exit_),
             command=self.request.text,
         )
 
@@ -328,6 +328,13 @@ class Command:
             case Outcome.INTERRUPTED:
                 return "[Command interrupted]"
         return ""
+
+
+def _usage(exit_: Exit) -> Usage | None:
+    """What a process without any memory used was told by nobody."""
+    if not exit_.peak_memory_kib:
+        return None
+    return Usage(exit_.user_seconds, exit_.system_seconds, exit_.peak_memory_kib * 1024)
 
 
 def _with_line(text: str, line: str) -> str:

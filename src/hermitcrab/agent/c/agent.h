@@ -157,6 +157,7 @@ struct report {
 
 /* main.c */
 extern pid_t agent_pid;
+extern bool have_subreapers; /* else what a command detached is nobody's, as in older gVisors */
 extern bool have_proc; /* /proc is there and shows the processes as we number them */
 extern int dev_null;
 extern struct rlimit original_nofile;

@@ -62,13 +62,21 @@ static bool drain(struct exec *exec) {
 	return true;
 }
 
+/* Somebody may still print, whom the supervisor does not know of. */
+static bool is_written_to(const struct exec *exec) {
+	for (struct channel *channel = exec->channels; channel < end_of_channels(exec); channel++)
+		if (channel->kind == FD_OUTPUT && channel->fd >= 0)
+			return true;
+	return false;
+}
+
 static void settle(struct exec *exec) {
 	if (exec->state == DRAINING && drain(exec) && attached) {
 		const struct ending *ending = &exec->ending;
 		tell(TELL_EXIT, exec->id, 0, ending, offsetof(struct ending, reason) + strlen(ending->reason));
 		exec->state = EXITED;
 	}
-	if (exec->state == EXITED && exec->gone) {
+	if (exec->state == EXITED && exec->gone && (have_subreapers || !is_written_to(exec))) {
 		tell(TELL_GONE, exec->id, 0, NULL, 0);
 		for (struct channel *channel = exec->channels; channel < end_of_channels(exec); channel++)
 			if (exec->forgotten || channel->kind != FD_FILE) /* which may be asked for again */

@@ -31,6 +31,7 @@
 #define HOLD (MS / 2)       /* ... has what comes next held for that long */
 
 pid_t agent_pid;
+bool have_subreapers;
 bool have_proc;
 int dev_null;
 struct rlimit original_nofile;
@@ -249,7 +250,7 @@ void say_hello(void) {
 		uint32_t features, pid;
 		char machine[sizeof name.machine];
 	} hello = {.features = FEATURE_TERMINALS | FEATURE_FILES | FEATURE_DETACHED, .pid = (uint32_t)agent_pid};
-	if (prctl(PR_SET_CHILD_SUBREAPER, 1) == 0)
+	if (have_subreapers)
 		hello.features |= FEATURE_SUBREAPER;
 	if (have_proc)
 		hello.features |= FEATURE_SEES_ALL;
@@ -277,6 +278,7 @@ int main(int argc, char **argv) {
 	fcntl(1, F_SETFL, fcntl(1, F_GETFL) | O_NONBLOCK);
 	set_signals();
 	raise_fd_limit();
+	have_subreapers = prctl(PR_SET_CHILD_SUBREAPER, 1) == 0;
 	have_proc = proc_is_ours();
 	dev_null = open_null();
 	if (dev_null < 0)

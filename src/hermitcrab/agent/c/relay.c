@@ -28,6 +28,14 @@ static bool move(struct way *way, short from_events, short to_events) {
 
 static void set_nonblocking(int fd) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
+/* An agent that hangs up may have said why: that is passed on before we end. */
+static bool hear_out(struct way *to_agent) {
+	bool refused = to_agent->length;
+	to_agent->from = -1;
+	to_agent->length = 0;
+	return refused;
+}
+
 /* Until either end is at its end. Returns the exit status. */
 int relay(const char *path) {
 	struct way ways[2];
@@ -51,8 +59,9 @@ int relay(const char *path) {
 		}
 		if (poll(fds, 4, -1) < 0 && errno != EINTR)
 			return 1;
-		for (int i = 0; i < 2; i++)
-			going &= move(&ways[i], fds[2 * i].revents, fds[2 * i + 1].revents);
+		if (!move(&ways[0], fds[0].revents, fds[1].revents))
+			going = hear_out(&ways[0]);
+		going &= move(&ways[1], fds[2].revents, fds[3].revents);
 	}
 	return 0;
 }

@@ -13,7 +13,7 @@ static struct {
 	int socket; /* to the agent, -1 when it is gone */
 	pid_t main_pid;
 	int64_t started;
-	bool main_ended, exit_sent;
+	bool main_ended, exit_sent, asked_again;
 	struct ending ending;
 	enum { NOT_KILLING, ASKING, FORCING, GAVE_UP } phase;
 	int64_t step_at;     /* ASKING: when the grace ends. FORCING: when to look again */
@@ -95,6 +95,15 @@ static void give_up(int64_t now) {
 	report(false);
 }
 
+/* What the main process started between our TERM and its end has not heard of it. */
+static void ask_again(void) {
+	if (self.phase != ASKING || !self.main_ended || self.asked_again)
+		return;
+	self.asked_again = true;
+	signal_all(SIGTERM);
+	signal_all(SIGCONT);
+}
+
 /* The next step of a kill that is under way, when it is due. */
 static void continue_kill(void) {
 	int64_t now = now_ns();
@@ -144,6 +153,7 @@ _Noreturn void supervise(const struct start *start, int socket) {
 		}
 		if (self.main_ended && !self.exit_sent && self.phase == NOT_KILLING)
 			report(false);
+		ask_again();
 		continue_kill();
 		bool killing = self.phase == ASKING || self.phase == FORCING;
 		struct pollfd agent = {.fd = self.socket, .events = POLLIN};

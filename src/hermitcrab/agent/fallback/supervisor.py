@@ -124,6 +124,8 @@ class Supervisor:
                 self._family.look_soon()
                 if self._killing is None:
                     self._report()
+                else:
+                    self._ask_to_end()  # what it started since then has not heard of it
 
     def _describe(self, status: int, usage: resource.struct_rusage) -> Exit:
         # The exec closed the other end of this pipe, unless it failed.
@@ -169,6 +171,9 @@ class Supervisor:
         self._reap()
         self._killing = self._killing or cause
         self._strike_at = min(self._strike_at, time.monotonic() + grace_ms / 1000)
+        self._ask_to_end()
+
+    def _ask_to_end(self) -> None:
         members = self._family.members()
         deliver(members, signal.SIGTERM)
         # One that is stopped could not even hear the TERM.

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from hermitcrab.agent.program import binary_for_sandbox
+from hermitcrab.agent.wire import Feature
 from hermitcrab.backends.data import data_directory
 from hermitcrab.backends.docker import config as settings
 from hermitcrab.backends.docker import owners, postmortem, tasks
@@ -60,7 +61,7 @@ async def start(kind: Kind, config: DockerConfig) -> AgentSandbox:
             else:
                 raise await asyncio.to_thread(_explained, engine, error) from error
     try:
-        for shortfall in [*unmet(config, _host(engine)), *warned(sandbox.said)]:
+        for shortfall in [*unmet(config, _host(engine)), *warned(sandbox.said), *_weaker(sandbox)]:
             warn(kind, shortfall)
     except BaseException:
         # Where warnings are errors.
@@ -68,6 +69,14 @@ async def start(kind: Kind, config: DockerConfig) -> AgentSandbox:
         raise
     _sweep_later(engine)
     return sandbox
+
+
+def _weaker(sandbox: AgentSandbox) -> list[str]:
+    """What the kernel beneath the container, gVisor's perhaps, does not let the agent promise."""
+    hello = sandbox.hello
+    if not hello or not hello.pid or hello.features & Feature.SUBREAPER:
+        return []
+    return ["this kernel has no child subreapers: a process that detaches itself twice outlives a time-out"]
 
 
 def check(kind: Kind) -> Health:

@@ -1,0 +1,186 @@
+"""An environment for each backend, under the name that people know and with its own settings as arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hermitcrab.core.state import ShellState
+from hermitcrab.environment import Environment
+
+
+class LocalEnvironment(Environment):
+    """A session on this machine itself, without isolation."""
+
+    def __init__(
+        self,
+        cwd: str = "",
+        timeout: float | None = None,
+        *,
+        env: Mapping[str, Any] | None = None,
+        state: ShellState | None = None,
+        keep_code: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            "local", state=state, keep_code=keep_code, **given(cwd=cwd, timeout=timeout, env=env), **options
+        )
+
+
+class BubblewrapEnvironment(Environment):
+    """A session in a bubblewrap sandbox: no daemon, no network unless asked for, one writable workspace."""
+
+    def __init__(
+        self,
+        workspace: str | Path | None = None,
+        cwd: str = "",
+        timeout: float | None = None,
+        *,
+        network: bool | None = None,
+        env: Mapping[str, Any] | None = None,
+        state: ShellState | None = None,
+        keep_code: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            "bubblewrap",
+            state=state,
+            keep_code=keep_code,
+            **given(workspace=workspace, cwd=cwd, timeout=timeout, network=network, env=env),
+            **options,
+        )
+
+
+class DockerEnvironment(Environment):
+    """A session in a hardened container of its own. `memory` and `disk` are in MiB."""
+
+    _engine = "docker"
+
+    def __init__(
+        self,
+        image: str = "",
+        cwd: str = "",
+        timeout: float | None = None,
+        cpu: float | None = None,
+        memory: int | None = None,
+        disk: int | None = None,
+        persistent_filesystem: bool | None = None,
+        task_id: str = "",
+        volumes: Sequence[str] | None = None,
+        forward_env: Sequence[str] | None = None,
+        env: Mapping[str, Any] | None = None,
+        network: bool | None = None,
+        host_cwd: str | Path | None = None,
+        auto_mount_cwd: bool | None = None,
+        *,
+        state: ShellState | None = None,
+        keep_code: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            self._engine,
+            state=state,
+            keep_code=keep_code,
+            **given(
+                image=image,
+                cwd=cwd,
+                timeout=timeout,
+                cpu=cpu,
+                memory=memory,
+                disk=disk,
+                persistent_filesystem=persistent_filesystem,
+                task_id=task_id,
+                volumes=volumes,
+                forward_env=forward_env,
+                env=env,
+                network=network,
+                host_cwd=host_cwd,
+                auto_mount_cwd=auto_mount_cwd,
+            ),
+            **options,
+        )
+
+
+class PodmanEnvironment(DockerEnvironment):
+    """The same by Podman, with or without root."""
+
+    _engine = "podman"
+
+
+class SSHEnvironment(Environment):
+    """A session on a remote host, over the user's own ssh client and its config."""
+
+    def __init__(
+        self,
+        host: str = "",
+        user: str = "",
+        port: int | None = None,
+        key_path: str | Path | None = None,
+        cwd: str = "",
+        timeout: float | None = None,
+        *,
+        env: Mapping[str, Any] | None = None,
+        state: ShellState | None = None,
+        keep_code: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            "ssh",
+            state=state,
+            keep_code=keep_code,
+            **given(host=host, user=user, port=port, key_path=key_path, cwd=cwd, timeout=timeout, env=env),
+            **options,
+        )
+
+
+class ApptainerEnvironment(Environment):
+    """A session in a contained Apptainer container: no daemon, no root. `memory` and `disk` are in MiB."""
+
+    def __init__(
+        self,
+        image: str = "",
+        cwd: str = "",
+        timeout: float | None = None,
+        cpu: float | None = None,
+        memory: int | None = None,
+        disk: int | None = None,
+        persistent_filesystem: bool | None = None,
+        task_id: str = "",
+        volumes: Sequence[str] | None = None,
+        forward_env: Sequence[str] | None = None,
+        env: Mapping[str, Any] | None = None,
+        network: bool | None = None,
+        *,
+        state: ShellState | None = None,
+        keep_code: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            "apptainer",
+            state=state,
+            keep_code=keep_code,
+            **given(
+                image=image,
+                cwd=cwd,
+                timeout=timeout,
+                cpu=cpu,
+                memory=memory,
+                disk=disk,
+                persistent_filesystem=persistent_filesystem,
+                task_id=task_id,
+                volumes=volumes,
+                forward_env=forward_env,
+                env=env,
+                network=network,
+            ),
+            **options,
+        )
+
+
+SingularityEnvironment = ApptainerEnvironment
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were really given; the others stay open to the config files."""
+    return {name: value for name, value in options.items() if value is not None and value != ""}
