@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from hermitcrab.backends.docker.engine import Engine
@@ -80,8 +84,11 @@ def _events(engine: Engine, name: str, since: float) -> list[Event]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        start_new_session=True,
     ) as listening:
-        patience = threading.Timer(PATIENCE, listening.kill)
+        # The group: Podman without root is two processes, and killing the first leaves the second.
+        end = partial(os.killpg, listening.pid, signal.SIGKILL)
+        patience = threading.Timer(PATIENCE, end)
         patience.start()
         assert listening.stdout is not None
         for line in listening.stdout:
@@ -90,5 +97,6 @@ def _events(engine: Engine, name: str, since: float) -> list[Event]:
                 if event.action in _LAST:
                     break
         patience.cancel()
-        listening.kill()
+        with suppress(ProcessLookupError):
+            end()
     return events

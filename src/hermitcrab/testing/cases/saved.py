@@ -143,6 +143,7 @@ def no_other_command_finds_the_state_in_a_file(open: Opener) -> None:
     works(env)
     found = say(
         env,
-        "grep -rlsI the-value-of-this-variable /tmp /dev/shm /var/tmp --include='*hermit*' 2>/dev/null; true",
+        "find /tmp /dev/shm /var/tmp -maxdepth 3 -type f -name '*hermit*' "
+        "-exec grep -lsI the-value-of-this-variable {} + 2>/dev/null; true",
     )
     assert found == ""
