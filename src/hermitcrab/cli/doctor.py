@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hermitcrab import config, config_files
-from hermitcrab.agent.program import host_agent
+from hermitcrab.agent.build import MACHINES
+from hermitcrab.agent.program import CHOICE, binary_for_sandbox, host_agent
 from hermitcrab.backends import registry
 from hermitcrab.cli.table import table, yes_no
 from hermitcrab.core.protocols import Health
@@ -35,7 +36,7 @@ class Part:
 
 def main(args: argparse.Namespace) -> int:
     health = {name: check(name) for name in registry.names()}
-    parts = [python(), bash(), agent(), *settings()]
+    parts = [python(), bash(), agent(), agents_elsewhere(), *settings()]
     try:
         resolved = config.resolve(args.on, {}, cwd=Path.cwd(), environ=os.environ)
         default, why = resolved.backend.name, ""
@@ -113,6 +114,16 @@ def agent() -> Part:
     if program.lacks:
         return Part("agent", False, program.lacks)
     return Part("agent", True, program.argv[0])
+
+
+def agents_elsewhere() -> Part:
+    """Which containers and hosts get the agent; in others commands work without it, more slowly."""
+    there = {machine: binary_for_sandbox(machine) is not None for machine in MACHINES}
+    found = ", ".join(f"Linux {machine}" for machine, is_there in there.items() if is_there) or "none"
+    missing = [machine for machine, is_there in there.items() if not is_there]
+    what = f"unset {CHOICE}" if os.environ.get(CHOICE) == "none" else "reinstall with a C compiler for it"
+    hint = f"Commands start more slowly on {' and '.join(missing)}: {what}."
+    return Part("agents", not missing, f"for sandboxes: {found}", hint if missing else "")
 
 
 def settings() -> list[Part]:
