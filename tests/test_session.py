@@ -446,3 +446,10 @@ def test_a_callback_error_does_not_lose_a_command(quiet_home: Path) -> None:
         result = env.execute("seq 1000", timeout=15)
         assert result.truncated
         works(env)
+
+
+def test_a_sandbox_that_ends_with_its_owner_cannot_be_left(quiet_home: Path) -> None:
+    with hermitcrab.open("local") as env:
+        with pytest.raises(hermitcrab.UnsupportedCapability, match="ends with its owner"):
+            env.detach()
+        works(env)

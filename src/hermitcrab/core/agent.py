@@ -107,6 +107,11 @@ class AgentSandbox:
         return self.name or f"{self.backend}-{self.hello.pid if self.hello else 0}"
 
     @property
+    def detached(self) -> bool:
+        """Whether it has a life of its own, and not only an agent that could have one."""
+        return self._detached
+
+    @property
     def lost(self) -> str:
         """Why it is gone; empty while it is there."""
         return self._lost_reason
@@ -190,7 +195,6 @@ class AgentSandbox:
 
     async def detach(self) -> None:
         """Leave a detached agent, and all that runs there, to whoever attaches before its lease ends."""
-        self.require(Feature.DETACHED, "to end with its owner")
         await self._leave()
         await self._link.ended(RELEASE_PATIENCE, keep=True)
 

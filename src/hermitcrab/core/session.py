@@ -29,7 +29,14 @@ from hermitcrab.core.execs import Input, PendingExec
 from hermitcrab.core.login import Arrival, Doorman
 from hermitcrab.core.shells import Shells
 from hermitcrab.core.state import ShellState, merge, moved_to, path_in, with_variables
-from hermitcrab.errors import ConfigError, SandboxError, SandboxLost, SandboxStartError, SessionClosed
+from hermitcrab.errors import (
+    ConfigError,
+    SandboxError,
+    SandboxLost,
+    SandboxStartError,
+    SessionClosed,
+    UnsupportedCapability,
+)
 from hermitcrab.result import Outcome
 
 if TYPE_CHECKING:
@@ -224,7 +231,8 @@ class Session:
 
     async def detach(self) -> None:
         """Leave the sandbox, and what runs in it, to another program."""
-        self.sandbox.require(Feature.DETACHED, "to end with its owner")
+        if not self.sandbox.detached:
+            raise UnsupportedCapability("this sandbox ends with its owner", backend=self.sandbox.backend)
         await self._stop()
         with self._lock:
             self._shells.let_go()
