@@ -17,14 +17,16 @@ from pathlib import Path
 
 from hermitcrab.agent.program import AgentProgram, host_agent
 from hermitcrab.backends import seccomp
+from hermitcrab.backends.given import wrong
 from hermitcrab.core.agent import AgentSandbox
-from hermitcrab.core.client import ClientProgram
+from hermitcrab.core.client import ClientProgram, run_once
 from hermitcrab.core.protocols import Backend, Health, Traits
 from hermitcrab.errors import BackendUnavailable, ConfigError, SandboxStartError
 
 NAME = "bubblewrap"
 WORKSPACE, HOME, USER, UID = "/workspace", "/home/crab", "crab", 1000
 _CHECK_SECONDS = 10
+_wrong = partial(wrong, backend=NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,15 +159,7 @@ def check() -> Health:
     """Really starts one, as `start` would, with a shell in the agent's place."""
     try:
         with prepared(BubblewrapConfig(), AgentProgram(argv=("bash", "-c", ":"))) as program:
-            done = subprocess.run(
-                program.argv,
-                env=dict(program.env),
-                pass_fds=program.pass_fds,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_CHECK_SECONDS,
-                check=False,
-            )
+            done = run_once(program, timeout=_CHECK_SECONDS)
             if program.release is not None:
                 program.release()
     except BackendUnavailable as error:
@@ -288,10 +282,6 @@ def _filter(config: BubblewrapConfig) -> bytes | None:
         known = " and ".join(seccomp.machines())
         raise _wrong("seccomp", True, f"has a list for {known} only; set seccomp_filter, or seccomp to false")
     return seccomp.deny_list(platform.machine())
-
-
-def _wrong(key: str, value: object, takes: str) -> ConfigError:
-    return ConfigError(f"{key}: got {str(value)!r}, {takes}", backend=NAME)
 
 
 _INSTALL = (

@@ -33,6 +33,19 @@ class ClientProgram:
     """Called, in a thread, when the pipe ended unasked: says why the sandbox is gone. Bounds its own time."""
 
 
+def run_once(program: ClientProgram, *, timeout: float) -> subprocess.CompletedProcess[bytes]:
+    """The program to its end, without input: for whoever only wants to know whether it works."""
+    return subprocess.run(
+        list(program.argv),
+        env=dict(program.env),
+        pass_fds=tuple(program.pass_fds),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
 class ProgramLink:
     """The byte pipe to a running client program.
 

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,9 +44,10 @@ from hermitcrab.backends.apptainer.program import (
     wrong,
 )
 from hermitcrab.backends.data import data_directory
+from hermitcrab.backends.given import forwarded
 from hermitcrab.backends.volumes import Mount
 from hermitcrab.core.agent import AgentSandbox
-from hermitcrab.core.client import ClientProgram
+from hermitcrab.core.client import ClientProgram, run_once
 from hermitcrab.core.protocols import Backend, Health, Traits
 from hermitcrab.errors import (
     BackendUnavailable,
@@ -293,24 +294,10 @@ def check() -> Health:
 def _try(config: ApptainerConfig, agent: Path) -> None:
     """Starts one and ends it at once; raises what `start` would."""
     with prepared(config) as ready:
-        client = ready.client(agent)
-        done = subprocess.run(
-            client.argv,
-            env=dict(client.env),
-            pass_fds=client.pass_fds,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=QUESTION_SECONDS,
-            check=False,
-        )
+        done = run_once(ready.client(agent), timeout=QUESTION_SECONDS)
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace") or f"it ended with {done.returncode}"
         raise explained(SandboxStartError(said, backend=NAME), config.image)
-
-
-def injected(config: ApptainerConfig) -> Mapping[str, str]:
-    """The forwarded variables, through the session: in no argument list and no file of Apptainer's."""
-    return {name: os.environ[name] for name in config.forward_env if name in os.environ}
 
 
 BACKEND = Backend(
@@ -320,7 +307,7 @@ BACKEND = Backend(
     traits=Traits(isolated=True, network="host", creates_cwd=True),
     start=start,
     check=check,
-    inject=injected,
+    inject=forwarded,
     target="image",
 )
 

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from hermitcrab.errors import BackendUnavailable, ConfigError, SandboxError, SandboxStartError
+from hermitcrab.backends import given
+from hermitcrab.errors import BackendUnavailable, SandboxError, SandboxStartError
 
 NAME = "apptainer"
+wrong = partial(given.wrong, backend=NAME)
 IMAGES = "takes a SIF, the directory of a root file system, docker-archive:FILE or docker://NAME"
 PROGRAMS = ("apptainer", "singularity")
 QUESTION_SECONDS = 10.0
@@ -138,7 +140,3 @@ def plain(message: object) -> str:
     text = re.sub(r"\x1b\[\d*m", "", str(message))
     lines = [line.strip() for line in text.splitlines() if not line.startswith(("INFO", "WARNING"))]
     return " ".join(re.sub(r"^(FATAL|ERROR) *: *", "", line) for line in lines if line).rstrip(".")
-
-
-def wrong(key: str, value: object, takes: str) -> ConfigError:
-    return ConfigError(f"{key}: got {str(value)!r}, {takes}", backend=NAME)

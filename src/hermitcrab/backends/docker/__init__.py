@@ -11,7 +11,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,6 +27,7 @@ from hermitcrab.backends.docker.engine import Engine, warn
 from hermitcrab.backends.docker.engine_text import DOCKER, Kind, is_local, warned
 from hermitcrab.backends.docker.engine_text import PODMAN as PODMAN_KIND
 from hermitcrab.backends.docker.flags import AGENT, Host, Image, label_flags, named, refused, run_flags, unmet
+from hermitcrab.backends.given import forwarded
 from hermitcrab.backends.volumes import Mount
 from hermitcrab.core import delivery, plain
 from hermitcrab.core.agent import AgentSandbox
@@ -104,36 +105,26 @@ def reap(kind: Kind) -> list[Listed]:
     return [_listed(each) for each in found if each.name in gone]
 
 
-def injected(config: DockerConfig) -> Mapping[str, str]:
-    """The forwarded variables, as they are now."""
-    return {name: os.environ[name] for name in config.forward_env if name in os.environ}
-
-
 _TRAITS = Traits(isolated=True, network="own", creates_cwd=True)
-BACKEND = Backend(
-    name="docker",
-    summary="a hardened container per session, by Docker",
-    config=DockerConfig,
-    traits=_TRAITS,
-    start=partial(start, DOCKER),
-    check=partial(check, DOCKER),
-    target="image",
-    inject=injected,
-    sandboxes=partial(sandboxes, DOCKER),
-    reap=partial(reap, DOCKER),
-)
-PODMAN = Backend(
-    name="podman",
-    summary="a hardened container per session, by Podman, with or without root",
-    config=DockerConfig,
-    traits=_TRAITS,
-    start=partial(start, PODMAN_KIND),
-    check=partial(check, PODMAN_KIND),
-    target="image",
-    inject=injected,
-    sandboxes=partial(sandboxes, PODMAN_KIND),
-    reap=partial(reap, PODMAN_KIND),
-)
+
+
+def _backend(kind: Kind, summary: str) -> Backend[DockerConfig]:
+    return Backend(
+        name=kind.name,
+        summary=summary,
+        config=DockerConfig,
+        traits=_TRAITS,
+        start=partial(start, kind),
+        check=partial(check, kind),
+        target="image",
+        inject=forwarded,
+        sandboxes=partial(sandboxes, kind),
+        reap=partial(reap, kind),
+    )
+
+
+BACKEND = _backend(DOCKER, "a hardened container per session, by Docker")
+PODMAN = _backend(PODMAN_KIND, "a hardened container per session, by Podman, with or without root")
 
 _GONE_IMAGE = r"[Nn]o such image|image not known|Unable to find image"
 _MOUNTED_AGENT = "a mounted agent"

@@ -11,8 +11,8 @@ from typing import Literal
 
 from hermitcrab.backends import volumes
 from hermitcrab.backends.docker.owners import RESERVED
+from hermitcrab.backends.given import refuse_variable_names, wrong
 from hermitcrab.backends.volumes import Mount
-from hermitcrab.errors import ConfigError
 
 WORKSPACE, ROOT_HOME = "/workspace", "/root"
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
@@ -74,22 +74,20 @@ def refuse(config: DockerConfig) -> None:
     """What the types let through, as an error before anything starts."""
     unknown = [name for name in config.capabilities if name not in CAPABILITIES]
     if unknown:
-        raise _wrong("capabilities", unknown[0], f"takes some of {', '.join(CAPABILITIES)}")
+        raise wrong("capabilities", unknown[0], f"takes some of {', '.join(CAPABILITIES)}")
     if config.user and config.run_as_host_user:
-        raise _wrong("user", config.user, "goes not together with run_as_host_user")
+        raise wrong("user", config.user, "goes not together with run_as_host_user")
     if config.task_id and not re.fullmatch(_NAME, config.task_id):
-        raise _wrong("task_id", config.task_id, "takes letters, digits, dots, dashes and _, 63 at most")
-    for name in config.forward_env:
-        if not (name.isascii() and name.isidentifier()):
-            raise _wrong("forward_env", name, "takes names of variables (letters, digits and _)")
+        raise wrong("task_id", config.task_id, "takes letters, digits, dots, dashes and _, 63 at most")
+    refuse_variable_names(config)
     for name in config.labels:
         if name.startswith(RESERVED) or "=" in name:
-            raise _wrong("labels", name, f"takes names without = that do not begin with {RESERVED}")
+            raise wrong("labels", name, f"takes names without = that do not begin with {RESERVED}")
     for key in ("image", "user", "runtime", "platform"):
         if str(getattr(config, key) or "").startswith("-"):
-            raise _wrong(key, getattr(config, key), "takes nothing that begins with a dash")
+            raise wrong(key, getattr(config, key), "takes nothing that begins with a dash")
     if not config.image:
-        raise _wrong("image", "", "takes the name of an image")
+        raise wrong("image", "", "takes the name of an image")
 
 
 def mounts(
@@ -105,16 +103,16 @@ def mounts(
         try:
             mount = volumes.checked(volumes.parsed(text), sockets, local=local)
         except ValueError as error:
-            raise _wrong("volumes", text, str(error)) from None
+            raise wrong("volumes", text, str(error)) from None
         if mount.target in chosen:
-            raise _wrong("volumes", text, f"takes one volume at {mount.target}")
+            raise wrong("volumes", text, f"takes one volume at {mount.target}")
         chosen[mount.target] = mount
     if config.auto_mount_cwd and WORKSPACE not in chosen:
         directory = config.host_cwd or Path.cwd()
         try:
             chosen[WORKSPACE] = volumes.checked(Mount(str(directory), WORKSPACE), sockets, local=local)
         except ValueError as error:
-            raise _wrong("host_cwd", directory, str(error)) from None
+            raise wrong("host_cwd", directory, str(error)) from None
     if config.persistent_filesystem:
         for mount in _kept(data / (config.task_id or "default")):
             chosen.setdefault(mount.target, mount)
@@ -126,7 +124,3 @@ def _kept(directory: Path) -> Iterator[Mount]:
         path = directory / name
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield Mount(str(path.resolve()), target)
-
-
-def _wrong(key: str, value: object, takes: str) -> ConfigError:
-    return ConfigError(f"{key}: got {str(value)!r}, {takes}")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from hermitcrab.backends.given import forwarded, refuse_variable_names, wrong
 from hermitcrab.backends.ssh.failures import (
     NAME,
     Attempt,
@@ -30,10 +31,12 @@ from hermitcrab.core.agent import START_PATIENCE, AgentSandbox
 from hermitcrab.core.client import ClientProgram
 from hermitcrab.core.delivery import NoAgent
 from hermitcrab.core.protocols import Backend, Health, Traits
-from hermitcrab.errors import BackendUnavailable, ConfigError, HermitcrabWarning, SandboxStartError
+from hermitcrab.errors import BackendUnavailable, HermitcrabWarning, SandboxStartError
 
 _ASK_SECONDS = 10
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+
+_wrong = partial(wrong, backend=NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,11 +177,6 @@ def check() -> Health:
     return Health(True, f"{version} ({ssh})")
 
 
-def injected(config: SSHConfig) -> Mapping[str, str]:
-    """The forwarded variables, as they are now."""
-    return {name: os.environ[name] for name in config.forward_env if name in os.environ}
-
-
 BACKEND = Backend(
     name=NAME,
     summary="a remote host, over your own ssh",
@@ -187,7 +185,7 @@ BACKEND = Backend(
     start=start,
     check=check,
     target="host",
-    inject=injected,
+    inject=forwarded,
 )
 
 _INSTALL = "Install OpenSSH's client (Debian, Ubuntu: apt-get install openssh-client)."
@@ -202,19 +200,13 @@ def refuse_wrong(config: SSHConfig) -> None:
     for key, path in {"key_path": config.key_path, "config_file": config.config_file}.items():
         if path is not None and not path.expanduser().is_file():
             raise _wrong(key, path, "takes a file that exists")
-    for name in config.forward_env:
-        if not (name.isascii() and name.isidentifier()):
-            raise _wrong("forward_env", name, "takes names of variables (letters, digits and _)")
+    refuse_variable_names(config, NAME)
     fixed = {name.lower() for name in (*_FIXED, *_ALONE, "ConnectTimeout")}
     for name, value in config.options.items():
         if not name.isalnum() or not value.isprintable():
             raise _wrong("options", f"{name}={value}", "takes names of ssh_config with a value of one line")
         if name.lower() in fixed:
             raise _wrong("options", name, "takes what hermitcrab does not set itself")
-
-
-def _wrong(key: str, value: object, takes: str) -> ConfigError:
-    return ConfigError(f"{key}: got {str(value)!r}, {takes}", backend=NAME)
 
 
 def _is_plain(word: str) -> bool:
