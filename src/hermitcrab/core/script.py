@@ -187,7 +187,10 @@ def environment(state: ShellState, quiet_locale: Mapping[str, str]) -> dict[str,
     A locale that is missing makes bash complain aloud at its start, so only one that is known not to will do.
     """
     with_locale = locale(state) == quiet_locale
-    return {
+    shell = state.variables.get("SHELL")
+    # Without this one bash asks the user database for it at every start; `changes` takes its export back.
+    known_shell = {"SHELL": Variable(shell.value, "x")} if shell and isinstance(shell.value, str) else {}
+    return known_shell | {
         name: variable
         for name, variable in state.variables.items()
         if variable.attributes == "x"
