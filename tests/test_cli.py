@@ -220,6 +220,14 @@ def test_errors_are_one_line_and_no_traceback(tmp_path: Path) -> None:
     assert re.fullmatch(rb"hermitcrab: .*bwrap.*\n  hint: .*[Ii]nstall.*\n", missing.stderr)
 
 
+def test_a_warning_is_one_line_for_people(home: Path) -> None:
+    (home / ".bash_profile").write_text("kill -9 $$")
+    done = crab("run", "-q", "echo fine")
+    assert done.stdout == b"fine\n"
+    assert done.stderr.startswith(b"hermitcrab: warning: the login profile ")
+    assert done.stderr.count(b"\n") == 1
+
+
 def test_a_named_environment_is_used_and_shown() -> None:
     Path("hermitcrab.toml").write_text(
         "default = 'ci'\n[environments.ci]\nbackend = 'local'\nenv = {A = 'b'}\n"

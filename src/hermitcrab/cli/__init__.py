@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from hermitcrab import __version__
 from hermitcrab.cli import exits
-from hermitcrab.errors import BackendUnavailable, ConfigError, SandboxError
+from hermitcrab.errors import BackendUnavailable, ConfigError, HermitcrabWarning, SandboxError
 
 EXAMPLES = """\
 examples:
@@ -29,6 +30,7 @@ stdout and stderr keep their order when they go to the same place, and stay apar
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    warnings.formatwarning = _format_warning
     arguments = sys.argv[1:] if argv is None else argv
     args = parser().parse_args(arguments if arguments[:1] != ["bench"] else ["bench"])
     try:
@@ -44,6 +46,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exits.BROKEN_PIPE
     except KeyboardInterrupt:
         return exits.INTERRUPTED
+
+
+_format_for_programmers = warnings.formatwarning
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Whoever types commands wants to know what, and not which line of ours says so."""
+    if issubclass(category, HermitcrabWarning):
+        return f"hermitcrab: warning: {message}\n"
+    return _format_for_programmers(message, category, filename, lineno, line)
 
 
 def complain(error: SandboxError) -> None:
