@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 import shutil
 import signal
 import subprocess
@@ -13,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from hermitcrab.agent import wire
-from hermitcrab.agent.wire import Ask, Fd
-from tests.agent.harness import INPUT, AgentClient, is_alive
+from hermitcrab.agent.wire import Ask, Fd, Start, Tell
+from tests.agent.harness import INPUT, OUTPUT, AgentClient, is_alive
 
 Connect = Callable[..., AgentClient]
 
@@ -58,6 +60,8 @@ class TestOptions:
             ["--serve", ""],
             ["--connect", ""],
             ["--serve", "/nonexistent/x", "--unlink"],
+            ["--serve", "/nonexistent/x", "--text"],
+            ["--connect", "/nonexistent/x", "--text"],
             ["--serve", "/nonexistent/x", "--lease", "0"],
             ["--connect", "/nonexistent/x", "--lease", "5"],
             ["--connect", "/nonexistent/x", "--serve", "/nonexistent/x"],
@@ -69,7 +73,9 @@ class TestOptions:
         assert done.returncode == 2
         assert done.stderr.startswith("usage: ")
 
-    @pytest.mark.parametrize("options", [["--serve", "x"], ["--connect", "x"], ["--unlink"]], ids=repr)
+    @pytest.mark.parametrize(
+        "options", [["--serve", "x"], ["--connect", "x"], ["--unlink"], ["--text"]], ids=repr
+    )
     def test_what_the_fallback_cannot_do(self, options: list[str]) -> None:
         run_fallback = "from hermitcrab.agent import fallback; raise SystemExit(fallback.main())"
         assert run(sys.executable, "-c", run_fallback, *options).returncode == 2
@@ -86,6 +92,33 @@ class TestOptions:
         with AgentClient([str(copy)]) as agent:
             agent.greet()
             assert list(tmp_path.iterdir()) == [tmp_path / "agent"]
+
+
+class TestText:
+    """For a pipe that carries nothing but text."""
+
+    def test_every_byte_arrives_as_a_character(self, c_agent: str) -> None:
+        count = 1200  # times 256: more than a pipe holds, so that the agent has to stop in the middle
+        program = f"import sys; sys.stdout.buffer.write(bytes(range(256)) * {count})"
+        start = Start(argv=[b"python3", b"-c", program.encode()], fds=[Fd(1, OUTPUT)], inherit_env=True)
+        asked = wire.PREAMBLE + wire.frame(Ask.START, 1, payload=wire.start_payload(start))
+        frames, strict, output, gone = (
+            wire.Decoder(skip_noise=True),
+            codecs.getincrementaldecoder("utf-8")(),
+            b"",
+            False,
+        )
+        with subprocess.Popen([c_agent, "--text"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+            assert agent.stdin is not None
+            assert agent.stdout is not None
+            agent.stdin.write(asked)
+            agent.stdin.flush()
+            while not gone:
+                text = strict.decode(os.read(agent.stdout.fileno(), 4099))
+                for frame in frames.feed(text.encode("latin-1")):
+                    gone = gone or frame.type == Tell.GONE
+                    output += frame.payload if frame.type == Tell.DATA else b""
+        assert output == bytes(range(256)) * count
 
 
 class TestLease:

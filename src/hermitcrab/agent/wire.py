@@ -13,7 +13,7 @@ VERSION = 1
 PREAMBLE = MAGIC + struct.pack("<H", VERSION)
 MAX_PAYLOAD = 1 << 20
 OUTPUT_CREDIT = 1 << 20
-INPUT_CREDIT = 1 << 18
+INPUT_CREDIT = 1 << 20
 # A login banner may precede the preamble; more than this is something else talking.
 MAX_NOISE = 1 << 16
 
@@ -101,6 +101,7 @@ class Feature(IntEnum):
     TERMINALS = 4
     FILES = 8
     DETACHED = 16
+    TOOLS = 32
 
 
 SURVIVORS = 1

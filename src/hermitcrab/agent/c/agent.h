@@ -17,7 +17,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum { VERSION = 1, MAX_PAYLOAD = 1 << 20, OUTPUT_CREDIT = 1 << 20, INPUT_CREDIT = 1 << 18 };
+enum { VERSION = 1, MAX_PAYLOAD = 1 << 20, OUTPUT_CREDIT = 1 << 20, INPUT_CREDIT = 1 << 20 };
 enum { ASK_START = 1, ASK_DATA, ASK_CLOSE, ASK_CREDIT, ASK_SIGNAL, ASK_KILL, ASK_TIMER,
        ASK_RESIZE, ASK_READ, ASK_WRITE, ASK_PING, ASK_ATTACH, ASK_FORGET };
 enum { TELL_HELLO = 64, TELL_DATA, TELL_CLOSE, TELL_CREDIT, TELL_EXIT, TELL_GONE, TELL_ERROR,
@@ -26,7 +26,8 @@ enum { FIELD_ARG = 1, FIELD_ENV, FIELD_CWD, FIELD_FD, FIELD_PROGRAM, FIELD_INHER
 enum { FD_NULL, FD_INPUT, FD_OUTPUT, FD_CONTENT, FD_SAME, FD_FILE, FD_TERMINAL };
 enum { CAUSE_ENDED, CAUSE_KILL, CAUSE_TIMER, CAUSE_NOT_STARTED, CAUSE_SUPERVISOR_LOST };
 enum { FLAG_SURVIVORS = 1, FLAG_OUT_OF_MEMORY = 2 };
-enum { FEATURE_SUBREAPER = 1, FEATURE_SEES_ALL = 2, FEATURE_TERMINALS = 4, FEATURE_FILES = 8, FEATURE_DETACHED = 16 };
+enum { FEATURE_SUBREAPER = 1, FEATURE_SEES_ALL = 2, FEATURE_TERMINALS = 4, FEATURE_FILES = 8, FEATURE_DETACHED = 16,
+       FEATURE_TOOLS = 32 };
 enum { WRITE_PARENTS = 1 };
 
 /* `header` and `ending` are laid out as on the wire. */
@@ -83,6 +84,7 @@ struct start {
 	bool inherit;
 	const char *cwd, *program, *search;
 	const struct planned_fd *terminal; /* the one of kind FD_TERMINAL, or NULL */
+	size_t copied; /* how long the copy for a spare supervisor is; 0 when there is none */
 	size_t fd_count;
 	struct planned_fd fds[255];
 };
@@ -142,8 +144,8 @@ static inline struct channel *end_of_channels(const struct exec *exec) {
 }
 
 /* From the agent to a supervisor. */
-enum { ORDER_SIGNAL, ORDER_KILL };
-struct order {
+enum { ORDER_SIGNAL, ORDER_KILL, ORDER_START };
+struct order { /* START is followed by the frame's payload and comes with descriptors, see spare.c */
 	uint32_t what;
 	uint32_t value; /* the signal, or the cause of the kill */
 	uint32_t grace_ms;
@@ -152,6 +154,7 @@ struct order {
 /* From a supervisor to the agent. Both events may come in one message. */
 struct report {
 	bool exited, gone;
+	bool spare; /* it may serve again, and says so by one more byte when it is ready */
 	struct ending ending;
 };
 
@@ -176,7 +179,7 @@ static inline uint32_t get32(const uint8_t *p) {
 struct options {
 	const char *serve, *connect; /* a path, or NULL */
 	long lease; /* in seconds, 0 for none */
-	bool unlink;
+	bool unlink, text;
 };
 bool read_options(char **argv, struct options *options);
 void unlink_self(const char *name);
@@ -192,6 +195,7 @@ int wait_until(int64_t time, struct pollfd *fds, size_t count);
 
 /* wire.c */
 extern bool sealed; /* nothing is sent any more: after ERROR, or when nobody reads */
+extern bool as_text; /* what is sent must be UTF-8 */
 extern int exit_status;
 void greet(const void *hello, size_t length);
 void tell(uint8_t type, uint32_t id, uint8_t channel, const void *payload, size_t length);
@@ -269,7 +273,25 @@ int connect_to(const char *path);
 int relay(const char *path);
 
 /* start.c */
+const char *read_start(struct start *start, uint8_t *payload, size_t length);
+void free_start(struct start *start);
 void start_exec(uint32_t id, uint8_t *payload, size_t length);
+
+/* spare.c */
+bool is_spare(pid_t pid);
+void lose_spare(pid_t pid, bool reaped);
+void keep_spare(struct exec *exec);
+int64_t expire_spares(int64_t now);
+size_t copy_job(const uint8_t *payload, size_t length);
+bool give_to_spare(struct exec *exec, const struct start *start);
+bool take_job(int socket, struct start *start);
+
+/* standing.c */
+void remember_standing(void);
+bool has_usual_standing(void);
+
+/* tools.c */
+int run_tool(int count, char **arguments);
 
 /* supervisor.c */
 _Noreturn void supervise(const struct start *start, int socket);

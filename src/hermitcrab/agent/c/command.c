@@ -10,15 +10,22 @@ static volatile struct {
 	int error;
 } *failure;
 
+static bool is_target(const struct start *start, int fd) {
+	for (size_t i = 0; i < start->fd_count; i++)
+		if (start->fds[i].number == fd)
+			return true;
+	return false;
+}
+
 static int place_fds(const struct start *start) {
 	int top = 2, moved[255];
 	for (size_t i = 0; i < start->fd_count; i++)
 		if (start->fds[i].number > top)
 			top = start->fds[i].number;
-	/* First everything above the highest target, so that no dup2 overwrites a source still needed. */
+	/* First what is in the way above the highest target, so that no dup2 overwrites a source still needed. */
 	for (size_t i = 0; i < start->fd_count; i++) {
 		moved[i] = start->fds[i].fd;
-		if (moved[i] <= top && (moved[i] = fcntl(moved[i], F_DUPFD_CLOEXEC, top + 1)) < 0)
+		if (is_target(start, moved[i]) && (moved[i] = fcntl(moved[i], F_DUPFD_CLOEXEC, top + 1)) < 0)
 			return -1;
 	}
 	for (size_t i = 0; i < start->fd_count; i++)
@@ -74,9 +81,13 @@ static _Noreturn void become_command(const struct start *start) {
 
 /* Returns its pid, or -1 with errno. vfork: nothing is copied, and no order is taken before the program runs. */
 pid_t start_command(const struct start *start) {
-	failure = mmap(NULL, sizeof *failure, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (failure == MAP_FAILED)
-		return -1;
+	if (!failure) {
+		void *shared = mmap(NULL, sizeof *failure, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		if (shared == MAP_FAILED)
+			return -1;
+		failure = shared;
+	}
+	failure->error = 0;
 	pid_t pid = vfork();
 	if (pid == 0)
 		become_command(start);

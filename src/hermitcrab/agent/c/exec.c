@@ -122,6 +122,8 @@ void read_report(struct exec *exec) {
 		begin_end(exec, &report.ending);
 	if (report.gone) {
 		exec->gone = true;
+		if (report.spare && !closing)
+			keep_spare(exec);
 		close_fd(&exec->socket);
 	}
 }
@@ -154,7 +156,8 @@ static void revive(struct exec *exec) {
 
 void reap_supervisors(void) {
 	int status;
-	for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED | __WALL)) > 0;)
+	for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED | __WALL)) > 0;) {
+		lose_spare(pid, !WIFSTOPPED(status));
 		for (struct exec *exec = execs; exec; exec = exec->next) {
 			if (exec->supervisor != pid)
 				continue;
@@ -163,6 +166,7 @@ void reap_supervisors(void) {
 			else
 				exec->supervisor = 0;
 		}
+	}
 }
 
 /* Its supervisor was killed and is reaped, so that what it left is now below us. */
@@ -174,7 +178,7 @@ static bool is_supervisor(pid_t pid) {
 	for (struct exec *exec = execs; exec; exec = exec->next)
 		if (exec->supervisor == pid)
 			return true;
-	return false;
+	return is_spare(pid);
 }
 
 /*

@@ -2,12 +2,15 @@
  * hermitcrab-agent: starts processes for a client over one byte pipe, carries their descriptors and
  * ends them.
  *
- *   agent [--lease SECONDS] [--unlink]    speak the protocol on stdin and stdout
+ *   agent [--lease SECONDS] [--unlink] [--text]
+ *                                         speak the protocol on stdin and stdout
  *   agent --serve PATH [--lease SECONDS]  speak it on a socket, with one client after another (detached.c)
  *   agent --connect PATH                  be the pipe to such an agent (relay.c)
+ *   agent --files VERB ...                work on files: a program of its own (tools.c)
  *   agent --version                       print the version
  *
  * --lease: end as at end of file when no byte came from the client for so long. --unlink: remove our own file.
+ * --text: send each byte as the UTF-8 of the character of that number.
  *
  * Exit status: 0 at end of file (or SIGTERM, or when nobody reads us), 3 after a protocol error, 2 for
  * a wrong command line, 1 when even starting up failed.
@@ -16,7 +19,7 @@
  *
  *   agent       one poll loop, below; owns the client's pipe (wire.c) and our ends of all children's
  *               pipes (channel.c), and keeps the execs (exec.c)
- *   supervisor  one per exec, forked by start.c (supervisor.c)
+ *   supervisor  one per exec, forked by start.c or a spare one (supervisor.c, spare.c)
  *   command     forked by its supervisor, until execve (command.c)
  *
  * It must work in an empty root file system: static, no files needed, /proc and /dev used when there.
@@ -76,7 +79,7 @@ static void watch_channel(struct exec *exec, struct channel *channel, int64_t no
 
 /* Everything to wait for, in `polled`; returns until when. Slots 0 and 1 are the client. */
 static int64_t watch_all(int64_t now) {
-	int64_t until = closing ? NEVER : lease_end();
+	int64_t until = earlier(expire_spares(now), closing ? NEVER : lease_end());
 	watch_count = 0;
 	watch(closing || !attached || queued() > BACKLOG ? -1 : 0, POLLIN, NULL, NULL);
 	watch(queued() ? 1 : -1, POLLOUT, NULL, NULL);
@@ -254,6 +257,8 @@ void say_hello(void) {
 		hello.features |= FEATURE_SUBREAPER;
 	if (have_proc)
 		hello.features |= FEATURE_SEES_ALL;
+	if (have_proc && access("/proc/self/exe", X_OK) == 0)
+		hello.features |= FEATURE_TOOLS;
 	uname(&name);
 	memcpy(hello.machine, name.machine, sizeof hello.machine);
 	greet(&hello, 8 + strlen(hello.machine));
@@ -263,9 +268,11 @@ int main(int argc, char **argv) {
 	struct options options = {0};
 	if (argc == 2 && strcmp(argv[1], "--version") == 0)
 		return puts("hermitcrab-agent 1") < 0;
+	if (argc > 2 && strcmp(argv[1], "--files") == 0)
+		return run_tool(argc - 2, argv + 2);
 	if (!read_options(argv, &options)) {
-		fputs("usage: hermitcrab-agent [--lease SECONDS] [--unlink] | --serve PATH [--lease SECONDS] | "
-		      "--connect PATH | --version\n", stderr);
+		fputs("usage: hermitcrab-agent [--lease SECONDS] [--unlink] [--text] | --serve PATH [--lease SECONDS] | "
+		      "--connect PATH | --files VERB ... | --version\n", stderr);
 		return 2;
 	}
 	if (options.connect)
@@ -283,14 +290,17 @@ int main(int argc, char **argv) {
 	dev_null = open_null();
 	if (dev_null < 0)
 		return 1;
+	as_text = options.text;
 	set_lease(options.lease);
 	if (!options.serve)
 		say_hello();
 	else if (!begin_serving(options.serve))
 		return 1;
 	flush(); /* the client waits for it */
+	remember_standing();
 	begin_counting_kills();
 	run();
+	expire_spares(NEVER);
 	end_serving();
 	return exit_status;
 }

@@ -28,12 +28,14 @@ bool read_options(char **argv, struct options *options) {
 	for (char **at = argv + !!*argv; *at; at++)
 		if (strcmp(*at, "--unlink") == 0)
 			options->unlink = true;
+		else if (strcmp(*at, "--text") == 0)
+			options->text = true;
 		else if (!at[1] || !take_option(options, at[0], at[1]))
 			return false;
 		else
 			at++;
-	bool pipe = options->lease || options->unlink;
-	return !(options->connect && (options->serve || pipe)) && !(options->serve && options->unlink);
+	bool pipe = options->lease || options->unlink || options->text;
+	return !(options->connect && (options->serve || pipe)) && !(options->serve && (options->unlink || options->text));
 }
 
 /* For a program that came through the pipe: nothing of it stays. */

@@ -53,6 +53,14 @@ static const char *add_string(struct start *start, uint8_t tag, uint8_t *value, 
 	return NULL;
 }
 
+/* At least as many as parse() comes to. */
+static size_t count_fields(const uint8_t *p, size_t length) {
+	size_t count = 0;
+	for (size_t at = 0; at + FIELD_HEAD <= length; at += FIELD_HEAD + get32(p + at + 1))
+		count++;
+	return count;
+}
+
 static const char *parse(struct start *start, uint8_t *p, size_t length) {
 	for (const uint8_t *end = p + length; p < end;) {
 		if (end - p < FIELD_HEAD || get32(p + 1) > end - p - FIELD_HEAD)
@@ -215,23 +223,37 @@ static int launch(struct exec *exec, struct start *start, const char **what) {
 			*what = "cannot open a terminal";
 	}
 	if (!error)
-		error = fork_supervisor(exec, start);
+		error = give_to_spare(exec, start) ? 0 : fork_supervisor(exec, start);
 	for (struct planned_fd *plan = start->fds; plan < start->fds + start->fd_count; plan++)
 		if (plan->kind != FD_NULL && plan->kind != FD_SAME)
 			close_fd(&plan->fd);
 	return error;
 }
 
+/* Returns what is wrong, or NULL. The strings stay where they are, and the payload is changed. */
+const char *read_start(struct start *start, uint8_t *payload, size_t length) {
+	size_t room = count_fields(payload, length) + 1;
+	start->argv = must(malloc(room * sizeof *start->argv));
+	start->env = must(malloc(room * sizeof *start->env));
+	start->cwd = start->program = "";
+	const char *wrong = parse(start, payload, length);
+	if (!wrong)
+		complete(start);
+	return wrong;
+}
+
+void free_start(struct start *start) {
+	free(start->argv);
+	free(start->env);
+	*start = (struct start){0};
+}
+
 void start_exec(uint32_t id, uint8_t *payload, size_t length) {
-	struct start start = {.cwd = "", .program = ""};
-	size_t room = length / FIELD_HEAD + 1; /* more strings than that do not fit */
-	start.argv = must(malloc(room * sizeof *start.argv));
-	start.env = must(malloc(room * sizeof *start.env));
-	const char *wrong = parse(&start, payload, length);
+	struct start start = {.copied = copy_job(payload, length)};
+	const char *wrong = read_start(&start, payload, length);
 	if (wrong) {
 		protocol_error(wrong);
 	} else {
-		complete(&start);
 		struct exec *exec = add_exec(id);
 		exec->channels = must(calloc(start.fd_count + 1, sizeof *exec->channels)); /* a terminal has two */
 		const char *what;
@@ -243,6 +265,5 @@ void start_exec(uint32_t id, uint8_t *payload, size_t length) {
 			exec->gone = true;
 		}
 	}
-	free(start.argv);
-	free(start.env);
+	free_start(&start);
 }

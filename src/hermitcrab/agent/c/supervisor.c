@@ -1,6 +1,7 @@
 /*
  * The supervisor of one exec: a child subreaper, so that everything the command starts stays below it.
- * It reaps, reports to the agent over a socket, and kills. It ends when its last descendant has ended.
+ * It reaps, reports to the agent over a socket, and kills. When its last descendant has ended it ends too, or
+ * waits for another exec (spare.c): only when nothing is unusual, and not for ever.
  */
 #include "agent.h"
 
@@ -8,7 +9,9 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-static struct {
+#define SERVICE (10 * SECOND) /* after that a new one is forked, from the agent as it is then */
+
+static struct self {
 	const struct start *start;
 	int socket; /* to the agent, -1 when it is gone */
 	pid_t main_pid;
@@ -19,6 +22,8 @@ static struct {
 	int64_t step_at;     /* ASKING: when the grace ends. FORCING: when to look again */
 	int64_t progress_at; /* when something ended last */
 } self;
+
+static int64_t born;
 
 /* A SIGKILL leaves nothing time to fork away. Without /proc the main process's group is all that we know of. */
 static void signal_all(int number) {
@@ -58,11 +63,14 @@ static bool reap(void) {
 	}
 }
 
-static void report(bool gone) {
-	struct report message = {.exited = !self.exit_sent, .gone = gone, .ending = self.ending};
+/* Returns whether it said that we may serve again. */
+static bool report(bool gone) {
+	bool spare = gone && self.phase == NOT_KILLING && have_subreapers && now_ns() - born < SERVICE;
+	struct report message = {.exited = !self.exit_sent, .gone = gone, .spare = spare, .ending = self.ending};
 	self.exit_sent = true;
 	if (self.socket >= 0)
 		send(self.socket, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT);
+	return spare;
 }
 
 static void begin_kill(uint32_t cause, uint32_t grace_ms) {
@@ -135,22 +143,16 @@ static void take_orders(void) {
 	begin_kill(CAUSE_KILL, LOST_GRACE_MS);
 }
 
-_Noreturn void supervise(const struct start *start, int socket) {
-	prctl(PR_SET_NAME, "crab-supervisor");
-	prctl(PR_SET_CHILD_SUBREAPER, 1);
-	self.start = start;
-	self.started = now_ns();
+static void begin(const struct start *start) {
+	self = (struct self){.start = start, .socket = self.socket, .started = now_ns()};
 	self.main_pid = start_command(start);
 	if (self.main_pid < 0)
 		not_started(&self.ending, 126, "cannot start a process", "", errno);
-	/* Any other descriptor that we kept would delay somebody's end of file. */
-	self.socket = dup2(socket, 0);
-	close_from(1);
-	for (;;) {
-		if (!reap()) {
-			report(true);
-			_exit(0);
-		}
+}
+
+/* Returns when nothing of it is left. */
+static void watch_over(void) {
+	while (reap()) {
 		if (self.main_ended && !self.exit_sent && self.phase == NOT_KILLING)
 			report(false);
 		ask_again();
@@ -161,5 +163,23 @@ _Noreturn void supervise(const struct start *start, int socket) {
 			reap(); /* what ended before the order came ended by itself */
 			take_orders();
 		}
+	}
+}
+
+_Noreturn void supervise(const struct start *start, int socket) {
+	static struct start next;
+	prctl(PR_SET_NAME, "crab-supervisor");
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	born = now_ns();
+	begin(start);
+	self.socket = dup2(socket, 0);
+	dev_null = dup2(dev_null, 1);
+	for (;;) {
+		close_from(2); /* any descriptor that we kept would delay somebody's end of file */
+		watch_over();
+		/* The next command must find everything as the first one found it. */
+		if (!report(true) || !has_usual_standing() || !take_job(self.socket, &next))
+			_exit(0);
+		begin(&next);
 	}
 }

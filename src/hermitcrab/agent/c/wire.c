@@ -4,6 +4,7 @@
 enum { READ_CHUNK = 64 << 10 };
 
 bool sealed;
+bool as_text;
 int exit_status;
 
 static struct {
@@ -25,6 +26,12 @@ static struct {
 	int middle[2];
 	size_t in_middle;
 } out = {.middle = {-1, -1}};
+
+/* With --text, what is being sent: the first `taken` bytes of the queue that are not sent yet. */
+static struct {
+	uint8_t bytes[2 * READ_CHUNK];
+	size_t at, length, taken;
+} text;
 
 /* 0 when everything is sent. */
 size_t queued(void) { return out.length; }
@@ -82,13 +89,38 @@ static void end_connection(void) {
 		closing = true;
 }
 
+/* For what carries nothing but text: a byte becomes the UTF-8 of the character of that number. */
+static void encode_text(const uint8_t *bytes, size_t length) {
+	text.at = text.length = 0;
+	text.taken = smaller(length, READ_CHUNK);
+	for (size_t i = 0; i < text.taken; i++) {
+		if (bytes[i] >= 0x80)
+			text.bytes[text.length++] = 0xC0 | bytes[i] >> 6;
+		text.bytes[text.length++] = bytes[i] < 0x80 ? bytes[i] : 0x80 | (bytes[i] & 0x3F);
+	}
+}
+
+/* As write() to the client. */
+static ssize_t write_client(const uint8_t *bytes, size_t length) {
+	if (!as_text)
+		return write(1, bytes, length);
+	if (text.at == text.length)
+		encode_text(bytes, length);
+	ssize_t n = write(1, text.bytes + text.at, text.length - text.at);
+	if (n <= 0)
+		return n;
+	text.at += (size_t)n;
+	errno = EAGAIN;
+	return text.at == text.length ? (ssize_t)text.taken : -1;
+}
+
 /* Sends what the client takes. Returns whether that was everything. */
 bool flush(void) {
 	while (out.at < out.length || out.in_middle) {
 		size_t end = out.in_middle ? sizeof(struct header) : out.length;
 		bool splicing = out.at == end;
 		ssize_t n = splicing ? splice(out.middle[0], NULL, 1, NULL, out.in_middle, SPLICE_F_NONBLOCK)
-		                     : write(1, out.bytes + out.at, end - out.at);
+		                     : write_client(out.bytes + out.at, end - out.at);
 		if (n > 0 && splicing)
 			out.in_middle -= (size_t)n;
 		else if (n > 0)
@@ -111,7 +143,7 @@ static bool have_middle(void) {
 	if (tried)
 		return out.middle[0] >= 0;
 	tried = true;
-	if (pipe2(out.middle, O_CLOEXEC | O_NONBLOCK) < 0)
+	if (as_text || pipe2(out.middle, O_CLOEXEC | O_NONBLOCK) < 0)
 		return false;
 	/* The pipe is empty, so EAGAIN says that stdout can be spliced to. An append-only file cannot. */
 	if (splice(out.middle[0], NULL, 1, NULL, 1, SPLICE_F_NONBLOCK) < 0 && errno != EAGAIN) {
