@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+import warnings
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from contextlib import aclosing
 from pathlib import Path
+from typing import BinaryIO
 
-from hermitcrab.core import loop
+from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.session import Session
 from hermitcrab.core.state import path_in
-from hermitcrab.errors import TransferError
+from hermitcrab.errors import HermitcrabWarning, TransferError
+from hermitcrab.files.archive import HostTree, rewritten
+from hermitcrab.files.entries import FileInfo, Limits, inside, is_inside
+from hermitcrab.files.staging import Staging
+from hermitcrab.files.streams import PORTION, Reporter, ahead, file_pieces, gathered, in_thread, split
+from hermitcrab.files.streams import Report as Report
+from hermitcrab.files.tools import NotThere, Tool, listed
 
-_PIECE = 1 << 18
+Listing = list[FileInfo]
+_LONGEST_LIST = 1_000_000
 
 
 class AsyncFiles:
@@ -30,7 +39,9 @@ class AsyncFiles:
         """All of a file, as UTF-8."""
         return (await self.read(path)).decode(errors=errors)
 
-    async def chunks(self, path: str, offset: int = 0, most: int | None = None) -> AsyncIterator[bytes]:
+    async def chunks(
+        self, path: str, offset: int = 0, most: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
         """A file in pieces, from an offset on; a reader that lags makes the sandbox wait."""
         if offset < 0 or (most is not None and most < 0):
             raise ValueError("offset and most are not below 0")
@@ -38,9 +49,13 @@ class AsyncFiles:
             return
         sandbox = await self._session.ready()
         reading = sandbox.read_file(path_in(self._session.state, path), offset, most or 0)
-        async for chunk in reading.output():
-            yield chunk.data
-        await reading.wait()
+        try:
+            async for chunk in reading.output():
+                yield chunk.data
+            await reading.wait()
+        finally:
+            if not reading.exec.ended:
+                await reading.kill(0)
 
     async def write(
         self,
@@ -60,7 +75,7 @@ class AsyncFiles:
         sandbox = await self._session.ready()
         writing = sandbox.write_file(path_in(self._session.state, path), mode=mode or 0, parents=parents)
         try:
-            async for piece in _pieces(data):
+            async for piece in split(data, PORTION):
                 await writing.write(piece)
             await writing.close_stdin()
             await writing.wait()
@@ -68,80 +83,228 @@ class AsyncFiles:
             await writing.kill(0)
             raise
 
-    async def upload(
-        self, source: str | os.PathLike[str], path: str, *, mode: int | None = None, parents: bool = True
-    ) -> None:
-        """Copy a file of the host into the sandbox, with its permissions unless `mode` says otherwise."""
-        try:
-            file = await asyncio.to_thread(open, source, "rb")
-        except OSError as error:
-            raise TransferError(f"cannot read {os.fspath(source)}: {error.strerror}") from error
-        with file:
-            own = os.fstat(file.fileno()).st_mode & 0o777
-            await self.write(path, _file_pieces(file.fileno()), mode=mode or own or None, parents=parents)
+    async def list(self, path: str = "") -> Listing:
+        """What is in a directory, by name; links are not followed."""
+        found: Listing = []
+        async with aclosing(self._records("list", f"list {path or '.'}", [path])) as records:
+            async for batch in records:
+                found += map(inside, batch)
+                if len(found) > _LONGEST_LIST:
+                    raise TransferError(f"{path} has more than {_LONGEST_LIST} entries; use walk")
+        return sorted(found)
 
-    async def download(self, path: str, target: str | os.PathLike[str]) -> None:
-        """Copy a file of the sandbox to the host. The target is replaced when all of it has arrived."""
-        target = Path(target)
-        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    async def walk(self, path: str = "") -> AsyncGenerator[FileInfo, None]:
+        """All that is in a directory and in those below it, in no order; links are not followed."""
+        async with aclosing(self._batches(path)) as batches:
+            async for batch in batches:
+                for info in batch:
+                    yield info
+
+    async def _batches(self, path: str) -> AsyncGenerator[Sequence[FileInfo], None]:
+        """The same as it comes, for whoever waits on another thread: once for many."""
+        async with aclosing(self._records("walk", f"list {path or '.'}", [path])) as records:
+            async for batch in records:
+                yield [inside(info) for info in batch]
+
+    async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
+        """What is known of a file. `follow` asks about what a link leads to instead of the link."""
+        async with aclosing(self._records("stat", f"stat {path}", [str(int(follow)), path])) as records:
+            async for batch in records:
+                for info in batch:
+                    return info._replace(path=path)
+        raise TransferError(f"the sandbox says nothing about {path}")
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is anything at that path; a link to nowhere is nothing."""
         try:
-            with await asyncio.to_thread(open, part, "xb") as file:
-                async for piece in self.chunks(path):
-                    await asyncio.to_thread(file.write, piece)
+            await self.stat(path)
+        except NotThere:
+            return False
+        return True
+
+    async def mkdir(self, path: str, *, mode: int | None = None, parents: bool = True) -> None:
+        """Make a directory. With `parents` those on the way are made too, and one that is there is fine."""
+        if mode is not None and not 0 <= mode <= 0o7777:
+            raise ValueError(f"a mode is at least 0 and at most 0o7777, not {mode!r}")
+        octal = "" if mode is None else f"{mode:o}"
+        await self._run("mkdir", f"make the directory {path}", [octal, str(int(parents)), path])
+
+    async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None:
+        """Remove a file, a link or an empty directory; with `recursive` a directory and all that is in it."""
+        if not path or not path_in(self._session.state, path).strip("/"):
+            raise ValueError("remove takes the path of a file, and not the root directory")
+        flags = [str(int(recursive)), str(int(missing_ok))]
+        await self._run("remove", f"remove {path}", [*flags, path])
+
+    async def remove_many(self, path: str, names: Iterable[str]) -> None:
+        """Remove these, relative to a directory, each with all that is in it. Missing ones are fine."""
+        await self._run("remove-many", f"remove files in {path}", [path], listed(_checked(names)))
+
+    async def upload(
+        self,
+        source: str | os.PathLike[str],
+        path: str,
+        *,
+        mode: int | None = None,
+        parents: bool = True,
+        progress: Report | None = None,
+    ) -> None:
+        """Copy a file or a tree of the host into the sandbox, with its permissions.
+
+        A file replaces the one at `path`; `mode` and `parents` are as for `write`. What is in a directory
+        goes into the directory `path`, among what may be there. Each file takes its place when all of it has
+        arrived.
+        """
+        source = Path(source)
+        if await in_thread(source.is_dir):
+            if mode is not None:
+                raise ValueError(f"mode is for a file, and {source} is a directory")
+            await self._upload_tree(source, path, Reporter(progress))
+            return
+        try:
+            file = await in_thread(open, source, "rb")
+        except OSError as error:
+            raise TransferError(f"cannot read {source}: {error.strerror}") from error
+        with file:
+            status = os.fstat(file.fileno())
+            own = status.st_mode & 0o777
+            pieces = Reporter(progress, status.st_size).counted(file_pieces(file.fileno()))
+            await self.write(path, ahead(pieces), mode=mode or own or None, parents=parents)
+
+    async def _upload_tree(self, source: Path, path: str, reporter: Reporter) -> None:
+        tree = HostTree(source)
+
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            made = tree.pieces()
+            while piece := await in_thread(next, made, b""):
+                yield piece
+                reporter.reached(tree.bytes, tree.files)
+
+        await self._run("unpack", f"upload {source} to {path}", ["0", path], pieces())
+        if tree.left_out:
+            warnings.warn(f"{tree.left_out} is no file, directory or link: left out", HermitcrabWarning, 2)
+        reporter.done(tree.bytes, tree.files)
+
+    async def download(
+        self,
+        path: str,
+        target: str | os.PathLike[str],
+        *,
+        progress: Report | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+    ) -> None:
+        """Copy a file or a tree of the sandbox to the host, with its permissions.
+
+        A file replaces the target. What is in a directory goes into the directory `target`, among what may be
+        there. Until all of it has arrived, and is within the limits, the host stays as it was.
+        """
+        target = Path(target)
+        info = await self.stat(path)
+        if info.kind == "directory":
+            await self._download_tree(path, target, Reporter(progress), limits)
+        else:
+            await self._download_file(path, info, target, Reporter(progress, info.size), limits)
+
+    async def _download_file(
+        self, path: str, info: FileInfo, target: Path, reporter: Reporter, limits: Limits
+    ) -> None:
+        if await in_thread(target.is_dir):
+            raise TransferError(f"{target} is a directory; a file cannot take its place")
+        part = target.with_name(f".hermitcrab-{secrets.token_hex(8)}")
+        taken = 0
+        try:
+            with await in_thread(_private_file, part) as file:
+                async for piece in reporter.counted(gathered(self.chunks(path))):
+                    taken += len(piece)
+                    if taken > limits.bytes:
+                        raise TransferError(f"{path} has more than {limits.bytes} bytes (Limits.bytes)")
+                    await in_thread(file.write, piece)
+                os.fchmod(file.fileno(), info.mode & 0o777)
             part.replace(target)
         except OSError as error:
             raise TransferError(f"cannot write {target}: {error.strerror}") from error
         finally:
             part.unlink(missing_ok=True)
 
+    async def _download_tree(self, path: str, target: Path, reporter: Reporter, limits: Limits) -> None:
+        staging = Staging(target, limits)
+        counted = staging.inspector
+        try:
+            await in_thread(staging.begin)
+            async with aclosing(self.pack(path)) as pieces:
+                async for piece in gathered(pieces):
+                    await in_thread(staging.feed, piece)
+                    reporter.reached(counted.bytes, counted.files)
+            await in_thread(staging.commit)
+        finally:
+            await in_thread(staging.discard)
+        reporter.done(counted.bytes, counted.files)
 
-class Files:
-    """The sandbox's files. A relative path is meant from the session's directory; `~` works."""
+    async def pack(
+        self, path: str, names: Iterable[str] | None = None, exclude: Sequence[str] = ()
+    ) -> AsyncGenerator[bytes, None]:
+        """A directory of the sandbox as a tar archive, in pieces; what they hold is the sandbox's word.
 
-    def __init__(self, files: AsyncFiles) -> None:
-        self._async = files
-
-    def read(self, path: str) -> bytes:
-        """All of a file."""
-        return loop.run(self._async.read(path))
-
-    def read_text(self, path: str, errors: str = "strict") -> str:
-        """All of a file, as UTF-8."""
-        return loop.run(self._async.read_text(path, errors))
-
-    def chunks(self, path: str, offset: int = 0, most: int | None = None) -> Iterator[bytes]:
-        """A file in pieces, from an offset on; a reader that lags makes the sandbox wait."""
-        return loop.iterate(self._async.chunks(path, offset, most))
-
-    def write(self, path: str, data: bytes | str, *, mode: int | None = None, parents: bool = True) -> None:
-        """Replace a file, all at once: nobody ever sees half of it, and after a failure it is as it was.
-
-        Text is written as UTF-8. `parents` makes the directories on the way. Without a `mode` a file that
-        is there keeps its own.
+        With `names`, relative to it, exactly those, a directory without what is in it; missing ones are left
+        out. `exclude` has relative paths that are left out with all below them. Sockets, pipes and
+        devices always are.
         """
-        loop.run(self._async.write(path, data, mode=mode, parents=parents))
+        stdin = None if names is None else listed(_checked(names))
+        arguments = [str(int(names is not None)), path, *_checked(exclude)]
+        tool, sandbox = await self._tool("pack", f"pack {path}", arguments)
+        async with aclosing(tool.output(sandbox, stdin)) as pieces:
+            async for piece in pieces:
+                yield piece
 
-    def upload(
-        self, source: str | os.PathLike[str], path: str, *, mode: int | None = None, parents: bool = True
+    async def unpack(self, path: str, chunks: AsyncIterable[bytes], *, owners: bool = False) -> None:
+        """A tar archive into a directory of the sandbox, which is made if need be.
+
+        Each file takes its place when all of it has arrived; a failure leaves those before it. `owners` gives
+        each the numbers of its owner and group, where the sandbox's user may.
+        """
+        await self._run("unpack", f"unpack into {path}", [str(int(owners)), path], rewritten(chunks))
+
+    async def _tool(self, verb: str, purpose: str, arguments: Sequence[str]) -> tuple[Tool, AgentSandbox]:
+        """Its path is the last of the arguments that it always has."""
+        at = _PATH_AT[verb]
+        located = path_in(self._session.state, arguments[at])
+        sandbox = await self._session.ready()
+        return Tool(purpose, verb, [*arguments[:at], located, *arguments[at + 1 :]]), sandbox
+
+    async def _run(
+        self, verb: str, purpose: str, arguments: Sequence[str], stdin: AsyncIterable[bytes] | None = None
     ) -> None:
-        """Copy a file of the host into the sandbox, with its permissions unless `mode` says otherwise."""
-        loop.run(self._async.upload(source, path, mode=mode, parents=parents))
+        tool, sandbox = await self._tool(verb, purpose, arguments)
+        await tool.run(sandbox, stdin)
 
-    def download(self, path: str, target: str | os.PathLike[str]) -> None:
-        """Copy a file of the sandbox to the host. The target is replaced when all of it has arrived."""
-        loop.run(self._async.download(path, target))
-
-
-async def _pieces(data: bytes | str | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    if isinstance(data, AsyncIterable):
-        async for piece in data:
-            yield piece
-        return
-    view = memoryview(data.encode() if isinstance(data, str) else data)
-    for at in range(0, len(view), _PIECE):
-        yield bytes(view[at : at + _PIECE])
+    async def _records(
+        self, verb: str, purpose: str, arguments: Sequence[str]
+    ) -> AsyncGenerator[Sequence[FileInfo], None]:
+        tool, sandbox = await self._tool(verb, purpose, arguments)
+        async with aclosing(tool.records(sandbox)) as records:
+            async for batch in records:
+                yield batch
 
 
-async def _file_pieces(descriptor: int) -> AsyncIterator[bytes]:
-    while piece := await asyncio.to_thread(os.read, descriptor, _PIECE):
-        yield piece
+_PATH_AT = {
+    "stat": 1,
+    "list": 0,
+    "walk": 0,
+    "mkdir": 2,
+    "remove": 2,
+    "remove-many": 0,
+    "pack": 1,
+    "unpack": 1,
+}
+"""Which argument of a tool is the path."""
+
+
+def _private_file(path: Path) -> BinaryIO:
+    return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def _checked(names: Iterable[str]) -> Iterable[str]:
+    for name in names:
+        if not is_inside(name) or "\0" in name:
+            raise ValueError(f"not a path within the directory: {name!r}")
+        yield name
