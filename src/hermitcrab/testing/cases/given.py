@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+from shlex import quote
 from typing import Any
 
-from hermitcrab.testing.inside import PATIENCE, raised, say, value, works
+from hermitcrab.testing.inside import PATIENCE, host_processes, raised, read_until, say, value, works
 from hermitcrab.testing.suite import Opener, case, each
 
 MB = 1 << 20
@@ -139,3 +145,94 @@ def env_option_is_in_the_sessions_environment(open: Opener) -> None:
     assert value(env, "UNICODE") == "é"
     say(env, "unset GIVEN")
     assert say(env, "echo ${GIVEN-gone}") == "gone"
+
+
+@contextmanager
+def host_variables(**variables: str) -> Iterator[None]:
+    """This program's own environment, for a while."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
+
+
+@case
+def a_secret_of_the_host_does_not_arrive(open: Opener) -> None:
+    """No command has a secret of the host's environment, nor has what started it."""
+    url = "postgres://me:unasked@host/db"
+    with host_variables(HC_CASE_API_KEY="unasked", HC_CASE_URL=url, LC_HC_CASE="elsewhere"):
+        env = open()
+        seen = say(
+            env,
+            "env; set; for p in $PPID $(sed 's/.*) . //; s/ .*//' /proc/$PPID/stat); "
+            "do tr '\\0' '\\n' </proc/$p/environ; done 2>/dev/null; true",
+        )
+    assert "unasked" not in seen
+    # A sandbox that is the host inherits the rest.
+    assert env.traits.isolated is ("LC_HC_CASE=elsewhere" not in seen)
+
+
+@case
+def a_forwarded_variable_is_the_hosts_of_that_moment(open: Opener) -> None:
+    """What was named arrives as it is on the host now; it is gone when revoked, and kept nowhere."""
+    first, show = "first 'hc-forwarded'\n$HOME", 'printf %s "${HC_FORWARDED-none}"'
+    with host_variables(HC_FORWARDED=first):
+        env = open(forward_env=["HC_FORWARDED", "HC_OWN", "HC_FORWARDED"], env={"HC_OWN": "own"})
+        assert say(env, show + "; env | grep -c ^HC_FORWARDED=; echo $HC_OWN") == first + "1\nown"
+        say(env, "export HC_FORWARDED=mine HC_OWN=mine; readonly HC_FORWARDED")
+        assert say(env, show + "; echo $HC_OWN") == first + "own"
+        os.environ["HC_FORWARDED"] = "second-hc-forwarded"
+        running = env.stream(show + "; read -r line", stdin=True)
+        read_until(running, "second-hc-forwarded")
+        assert not [line for line in host_processes().values() if "hc-forwarded" in line]
+        del os.environ["HC_FORWARDED"]
+        running.write("\n")
+        assert running.wait(PATIENCE).returncode == 0
+        assert say(env, show) == "none"
+    saved = env.state.to_json()
+    assert "HC_FORWARDED" not in saved
+    assert "HC_OWN" not in saved
+
+
+@case
+def what_is_carried_can_be_read_and_not_changed(open: Opener) -> None:
+    """Credentials, skills and caches are there to be read; whatever a command does, the host's stay."""
+    with tempfile.TemporaryDirectory() as made:
+        host = Path(made)
+        token, tool, wheel = (
+            host / "home/.config/tool/token",
+            host / "my skill/tool.sh",
+            host / "cache/a/wheel",
+        )
+        for path in (token, tool, wheel):
+            path.parent.mkdir(parents=True)
+            path.write_text(path.name)
+        token.chmod(0o600)
+        env = open(
+            credentials=[".config/tool/token"],
+            credential_home=host / "home",
+            skills=[host / "my skill"],
+            caches=[host / "cache"],
+        )
+        items = {item.name: item for item in env.carried()}
+        inside = [
+            items[".config/tool/token"].path,
+            items["skills/my skill"].path + "/tool.sh",
+            items["caches/cache"].path + "/a/wheel",
+        ]
+        for name in inside:
+            assert say(env, f"cat {quote(name)}") == name.rpartition("/")[2]
+            if env.traits.carries == "mounts":
+                assert env.execute(f"echo changed >{quote(name)}").returncode == 1
+            if env.traits.carries != "same files":
+                env.execute(f"chmod 777 {quote(name)}; echo changed >{quote(name)}; rm -f {quote(name)}")
+        say(env, "mkdir -p ~/.config/other && touch ~/.config/other/file && rm -r ~/.config/other")
+        env.cleanup()
+        for path in (token, tool, wheel):
+            assert path.read_text() == path.name
+        assert token.stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,1 @@
+"""What a session may have, and may do: variables, credentials, privilege, dangerous commands."""
