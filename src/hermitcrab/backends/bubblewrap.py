@@ -17,10 +17,13 @@ from pathlib import Path
 
 from hermitcrab.agent.program import AgentProgram, host_agent
 from hermitcrab.backends import seccomp
-from hermitcrab.backends.given import wrong
+from hermitcrab.backends.archived import Archived, within
+from hermitcrab.backends.data import data_directory, refuse_task, remove_tree
+from hermitcrab.backends.given import carried_mounts, wrong
+from hermitcrab.backends.volumes import Mount
 from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.client import ClientProgram, run_once
-from hermitcrab.core.protocols import Backend, Health, Traits
+from hermitcrab.core.protocols import NO_LUGGAGE, Backend, Health, Luggage, Traits, Tree
 from hermitcrab.errors import BackendUnavailable, ConfigError, SandboxStartError
 
 NAME = "bubblewrap"
@@ -35,6 +38,10 @@ class BubblewrapConfig:
 
     workspace: Path | None = None
     """A host directory, writable inside as /workspace. None makes a private one, removed at the end."""
+    persistent_filesystem: bool = False
+    """Keep the home and the workspace on the host, under HERMITCRAB_SANDBOX_DIR, for the next one."""
+    task_id: str = ""
+    """Whose files a persistent sandbox has; its session goes on as well."""
     network: bool = False
     """True shares the host's whole network, with all that listens on its loopback."""
     read_only: Sequence[str] = ()
@@ -91,16 +98,19 @@ def bwrap_options(
     agent: AgentProgram,
     *,
     workspace: Path,
+    home: Path | None = None,
     system: Mapping[str, str],
     files: Mapping[str, int],
     filter_fd: int | None,
+    mounts: Sequence[Mount] = (),
 ) -> list[str]:
     """The whole security posture.
 
+    `home` is the host's directory for a home that is kept; None makes one in memory.
     `system` maps the host's /bin and the like to the targets of their links ("" for a real directory),
     `files` the generated files to the descriptors that bwrap reads them from.
     """
-    tmp, home = str(config.tmp_size * _MIB), str(config.home_size * _MIB)
+    tmp, home_size = str(config.tmp_size * _MIB), str(config.home_size * _MIB)
     readable = sorted({os.path.normpath(path) for path in (*config.read_only, *map(str, agent.needs))})
     visible = (*_ETC, *_ETC_NETWORK) if config.network else _ETC
     return [
@@ -123,9 +133,10 @@ def bwrap_options(
         *("--proc", "/proc", "--remount-ro", "/proc"),
         *("--perms", "1777", "--size", tmp, "--tmpfs", "/tmp", "--symlink", "../tmp", "/var/tmp"),
         *("--perms", "0755", "--size", str(16 * _MIB), "--tmpfs", "/run", "--symlink", "../run", "/var/run"),
-        *("--perms", "0700", "--size", home, "--tmpfs", HOME),
+        *(("--bind", str(home), HOME) if home else ("--perms", "0700", "--size", home_size, "--tmpfs", HOME)),
         *("--bind", str(workspace), WORKSPACE),
         *_flatten(("--ro-bind", path, path) for path in readable if not _is_within(path, ["/usr"])),
+        *_flatten(("--ro-bind", mount.source, mount.target) for mount in mounts),
         # Last, because the mount points above are made in it.
         *("--remount-ro", "/", "--chdir", WORKSPACE),
     ]
@@ -144,8 +155,8 @@ def generated_files(config: BubblewrapConfig) -> dict[str, str]:
     return files
 
 
-async def start(config: BubblewrapConfig) -> AgentSandbox:
-    with prepared(config, host_agent()) as program:
+async def start(config: BubblewrapConfig, luggage: Luggage = NO_LUGGAGE) -> AgentSandbox:
+    with prepared(config, host_agent(), luggage) as program:
         try:
             return await AgentSandbox.start(NAME, program)
         except SandboxStartError as error:
@@ -176,22 +187,29 @@ BACKEND = Backend(
     name=NAME,
     summary="isolated by Linux namespaces, without a daemon",
     config=BubblewrapConfig,
-    traits=Traits(isolated=True, network="off by default"),
+    traits=Traits(isolated=True, network="off by default", carries="mounts", workspace=WORKSPACE),
     start=start,
     check=check,
     target="workspace",
+    exposes=lambda config: config.workspace is not None,
+    snapshots=Archived(lambda config: trees(config, host_agent())),
 )
 
 
 @contextmanager
-def prepared(config: BubblewrapConfig, agent: AgentProgram) -> Iterator[ClientProgram]:
+def prepared(
+    config: BubblewrapConfig, agent: AgentProgram, luggage: Luggage = NO_LUGGAGE
+) -> Iterator[ClientProgram]:
     """The program to run. Its descriptors are open within the block, which the program must start in."""
     bwrap = shutil.which("bwrap") if sys.platform == "linux" else None
     if bwrap is None:
         raise BackendUnavailable("bwrap was not found.", hint=_INSTALL, backend=NAME)
     _refuse_names(config)
     filter_bytes = _filter(config)
-    workspace = None if config.workspace is None else _shared_workspace(config.workspace)
+    kept = _kept(config)
+    workspace = kept and kept / "workspace"
+    if config.workspace is not None:
+        workspace = _shared_workspace(config.workspace)
     with ExitStack() as stack:
         files = {path: _memfd(stack, text.encode()) for path, text in generated_files(config).items()}
         filter_fd = None if filter_bytes is None else _memfd(stack, filter_bytes)
@@ -200,22 +218,49 @@ def prepared(config: BubblewrapConfig, agent: AgentProgram) -> Iterator[ClientPr
             config,
             agent,
             workspace=workspace or private or Path(),
+            home=kept and kept / "home",
             system={path: _link_target(path) for path in _SYSTEM if os.path.isdir(path)},
             files=files,
             filter_fd=filter_fd,
+            mounts=carried_mounts(luggage.mounts, HOME, taken=config.read_only, backend=NAME),
         )
         # Through a descriptor: bwrap is process 1 inside, where `ps` shows its arguments and anyone can
         # read /proc/1/environ. So no option shows there, and no environment is given.
         options_fd = _memfd(stack, b"".join(os.fsencode(word) + b"\0" for word in options))
         argv = [bwrap, "--args", str(options_fd), "--", *agent.argv]
         fds = [options_fd, *files.values(), *([] if filter_fd is None else [filter_fd])]
-        release = None if private is None else partial(_remove, private)
+        release = None if private is None else partial(remove_tree, private)
         try:
             yield ClientProgram(argv=argv, env={}, pass_fds=fds, release=release)
         except BaseException:
             if release is not None:
                 release()
             raise
+
+
+def trees(config: BubblewrapConfig, agent: AgentProgram) -> list[Tree]:
+    """The directories that are the sandbox's own."""
+    visible = [os.path.normpath(path) for path in (*config.read_only, *map(str, agent.needs))]
+    own = [HOME, "/tmp", *([WORKSPACE] if config.workspace is None else [])]
+    return [
+        Tree(
+            path,
+            exclude=tuple(filter(None, (within(each, path) for each in visible))),
+            kept=config.persistent_filesystem and path != "/tmp",
+            home=path == HOME,
+        )
+        for path in own
+    ]
+
+
+def _kept(config: BubblewrapConfig) -> Path | None:
+    """Where a persistent sandbox's files are on the host; made when they are not there."""
+    if not config.persistent_filesystem:
+        return None
+    directory = data_directory(os.environ) / NAME / (config.task_id or "default")
+    for name in ("home", "workspace"):
+        (directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory.resolve()
 
 
 def _memfd(stack: ExitStack, content: bytes) -> int:
@@ -225,14 +270,6 @@ def _memfd(stack: ExitStack, content: bytes) -> int:
         file.write(content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
-
-
-def _remove(directory: Path) -> None:
-    """`rm`, because `shutil.rmtree` gives up where a command nested a thousand directories."""
-    if subprocess.run(["rm", "-rf", "--", directory], stderr=subprocess.DEVNULL, check=False).returncode != 0:
-        # Directories that their owner may not enter.
-        subprocess.run(["chmod", "-R", "u+rwX", "--", directory], stderr=subprocess.DEVNULL, check=False)
-        subprocess.run(["rm", "-rf", "--", directory], stderr=subprocess.DEVNULL, check=False)
 
 
 _NEVER_WITHIN = ("/boot", "/etc", "/proc", "/sys", "/usr", *_SYSTEM)
@@ -255,6 +292,7 @@ def _shared_workspace(given: Path) -> Path:
 
 
 def _refuse_names(config: BubblewrapConfig) -> None:
+    refuse_task(config.task_id, NAME)
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?", config.hostname):
         raise _wrong("hostname", config.hostname, "takes letters, digits, dots and dashes, 63 at most")
     for path in map(os.path.normpath, config.read_only):

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from hermitcrab.agent.program import binary_for_sandbox
@@ -27,6 +28,7 @@ from hermitcrab.backends import volumes
 from hermitcrab.backends.apptainer import image as apptainer_image
 from hermitcrab.backends.apptainer import plain as apptainer_plain
 from hermitcrab.backends.apptainer.flags import (
+    WORKSPACE,
     Host,
     command_line,
     limit_flags,
@@ -43,12 +45,14 @@ from hermitcrab.backends.apptainer.program import (
     plain,
     wrong,
 )
+from hermitcrab.backends.apptainer.snapshots import layer, trees
+from hermitcrab.backends.archived import Archived
 from hermitcrab.backends.data import data_directory
-from hermitcrab.backends.given import forwarded
+from hermitcrab.backends.given import carried_mounts
 from hermitcrab.backends.volumes import Mount
 from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.client import ClientProgram, run_once
-from hermitcrab.core.protocols import Backend, Health, Traits
+from hermitcrab.core.protocols import NO_LUGGAGE, Backend, Health, Luggage, Traits
 from hermitcrab.errors import (
     BackendUnavailable,
     HermitcrabWarning,
@@ -78,8 +82,6 @@ class ApptainerConfig:
     """Whose files a persistent sandbox has. One sandbox at a time can have them."""
     volumes: Sequence[str] = ()
     """Host paths to show inside, each `HOST:CONTAINER` or `HOST:CONTAINER:ro`."""
-    forward_env: Sequence[str] = ()
-    """Names of host variables that each command is given, as they are then. Never kept anywhere."""
     cpu: float | None = field(default=None, metadata={"above": 0})
     """CPUs. None: no limit."""
     memory: int | None = field(default=None, metadata={"at_least": 1})
@@ -100,9 +102,9 @@ class ApptainerConfig:
     """The program. Empty: apptainer on PATH, else singularity."""
 
 
-async def start(config: ApptainerConfig) -> AgentSandbox:
+async def start(config: ApptainerConfig, luggage: Luggage = NO_LUGGAGE) -> AgentSandbox:
     with ExitStack() as stack:
-        ready = await asyncio.to_thread(stack.enter_context, prepared(config))
+        ready = await asyncio.to_thread(stack.enter_context, prepared(config, luggage))
         try:
             return await _started(ready)
         except SandboxStartError as error:
@@ -142,11 +144,13 @@ class Prepared:
 
 
 @contextmanager
-def prepared(config: ApptainerConfig) -> Iterator[Prepared]:
+def prepared(config: ApptainerConfig, luggage: Luggage = NO_LUGGAGE) -> Iterator[Prepared]:
     """Waits for locks and images. What is open within the block, the sandbox inherits and keeps open."""
     _refuse_names(config)
     installation = find(config.executable)
     mounts = [*_own_mounts(config), *_volumes(config)]
+    taken = {mount.target for mount in mounts}
+    mounts += carried_mounts(luggage.mounts, _home_inside(config), taken=taken, backend=NAME)
     image = apptainer_image.ready(config.image, installation)
     with ExitStack() as stack:
         host = Host(image=image, mounts=mounts)
@@ -154,7 +158,7 @@ def prepared(config: ApptainerConfig) -> Iterator[Prepared]:
         if config.persistent_filesystem:
             files = data_directory(os.environ) / NAME / config.task_id
             fds.append(_claim(files, config.task_id, stack))
-            host = replace(host, files=files, home="/root" if config.fakeroot else _home())
+            host = replace(host, files=files, home=_home_inside(config))
         text = _own_config(config, installation)
         if text:
             fds.append(_memory_file(text.encode(), stack))
@@ -252,6 +256,10 @@ def _limits(config: ApptainerConfig) -> str:
     return ", ".join(name for name in ("cpu", "memory", "pids_limit") if getattr(config, name) is not None)
 
 
+def _home_inside(config: ApptainerConfig) -> str:
+    return "/root" if config.fakeroot else _home()
+
+
 def _home() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_dir
@@ -304,11 +312,12 @@ BACKEND = Backend(
     name=NAME,
     summary="a contained Apptainer or Singularity container, without root",
     config=ApptainerConfig,
-    traits=Traits(isolated=True, network="host", creates_cwd=True),
+    traits=Traits(isolated=True, network="host", creates_cwd=True, carries="mounts", workspace=WORKSPACE),
     start=start,
     check=check,
-    inject=forwarded,
     target="image",
+    exposes=lambda config: volumes.writable(config.volumes),
+    snapshots=Archived(lambda config: trees(config, _home_inside(config)), partial(layer, start)),
 )
 
 

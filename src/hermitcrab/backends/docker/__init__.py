@@ -26,21 +26,38 @@ from hermitcrab.backends.docker.config import DockerConfig
 from hermitcrab.backends.docker.engine import Engine, warn
 from hermitcrab.backends.docker.engine_text import DOCKER, Kind, is_local, warned
 from hermitcrab.backends.docker.engine_text import PODMAN as PODMAN_KIND
-from hermitcrab.backends.docker.flags import AGENT, Host, Image, label_flags, named, refused, run_flags, unmet
-from hermitcrab.backends.given import forwarded
-from hermitcrab.backends.volumes import Mount
+from hermitcrab.backends.docker.flags import (
+    AGENT,
+    Host,
+    Image,
+    home_inside,
+    label_flags,
+    named,
+    refused,
+    run_flags,
+    unmet,
+)
+from hermitcrab.backends.docker.snapshots import ContainerSnapshots
+from hermitcrab.backends.given import carried_mounts
+from hermitcrab.backends.volumes import Mount, writable
 from hermitcrab.core import delivery, plain
 from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.client import ClientProgram
-from hermitcrab.core.protocols import Backend, Health, Listed, Traits
-from hermitcrab.errors import BackendUnavailable, SandboxError, SandboxStartError
+from hermitcrab.core.protocols import NO_LUGGAGE, Backend, Health, Listed, Luggage, Traits
+from hermitcrab.errors import BackendUnavailable, SandboxError, SandboxStartError, UnsupportedCapability
 
 _SWEEP_AFTER = 0.3
 """Seconds: the first result comes first."""
 
 
-async def start(kind: Kind, config: DockerConfig) -> AgentSandbox:
+async def start(kind: Kind, config: DockerConfig, luggage: Luggage = NO_LUGGAGE) -> AgentSandbox:
     settings.refuse(config)
+    if luggage.mounts and not is_local(kind, os.environ):
+        raise UnsupportedCapability(
+            "credentials, skills and caches: this engine runs elsewhere and cannot mount files of this "
+            "machine; leave them behind with carry_off, or use ssh",
+            backend=kind.name,
+        )
     engine = Engine.find(kind)
     mounts = settings.mounts(
         config,
@@ -49,6 +66,7 @@ async def start(kind: Kind, config: DockerConfig) -> AgentSandbox:
         local=is_local(kind, os.environ),
     )
     image = await _image(engine, config)
+    mounts += _carried(kind, config, _host(engine), image, mounts, luggage)
     while True:
         try:
             sandbox = await _run(engine, config, _host(engine), image, mounts)
@@ -70,6 +88,13 @@ async def start(kind: Kind, config: DockerConfig) -> AgentSandbox:
         raise
     _sweep_later(engine)
     return sandbox
+
+
+def _carried(
+    kind: Kind, config: DockerConfig, host: Host, image: Image, mounts: Sequence[Mount], luggage: Luggage
+) -> list[Mount]:
+    taken = {mount.target for mount in mounts}
+    return carried_mounts(luggage.mounts, home_inside(config, host, image), taken=taken, backend=kind.name)
 
 
 def _weaker(sandbox: AgentSandbox) -> list[str]:
@@ -105,7 +130,9 @@ def reap(kind: Kind) -> list[Listed]:
     return [_listed(each) for each in found if each.name in gone]
 
 
-_TRAITS = Traits(isolated=True, network="own", creates_cwd=True)
+_TRAITS = Traits(
+    isolated=True, network="own", creates_cwd=True, carries="mounts", workspace=settings.WORKSPACE
+)
 
 
 def _backend(kind: Kind, summary: str) -> Backend[DockerConfig]:
@@ -117,9 +144,10 @@ def _backend(kind: Kind, summary: str) -> Backend[DockerConfig]:
         start=partial(start, kind),
         check=partial(check, kind),
         target="image",
-        inject=forwarded,
+        exposes=lambda config: config.auto_mount_cwd or writable(config.volumes),
         sandboxes=partial(sandboxes, kind),
         reap=partial(reap, kind),
+        snapshots=ContainerSnapshots(kind),
     )
 
 
@@ -174,7 +202,7 @@ def _container(
     task = {owners.TASK: config.task_id} if config.task_id else {}
     labels = label_flags({**config.labels, **owners.labels(owners.ATTACHED), **task})
     run = [engine.path, *["run", "--interactive", "--rm", "--pull", "never", "--name"], name, *labels, *flags]
-    argv = [*run, "--entrypoint", inside[0], config.image, *inside[1:]]
+    argv = [*run, "--entrypoint", inside[0], config.runs_from, *inside[1:]]
     autopsy = partial(postmortem.examine, engine, name, time.time(), config.memory)
     return name, ClientProgram(argv, os.environ, autopsy=autopsy)
 

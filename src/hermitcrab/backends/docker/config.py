@@ -11,7 +11,7 @@ from typing import Literal
 
 from hermitcrab.backends import volumes
 from hermitcrab.backends.docker.owners import RESERVED
-from hermitcrab.backends.given import refuse_variable_names, wrong
+from hermitcrab.backends.given import wrong
 from hermitcrab.backends.volumes import Mount
 
 WORKSPACE, ROOT_HOME = "/workspace", "/root"
@@ -48,8 +48,6 @@ class DockerConfig:
     """Keep /root and /workspace on the host, under HERMITCRAB_SANDBOX_DIR, for the next one of this task."""
     task_id: str = ""
     """What it is for: containers and files of the same task are used again."""
-    forward_env: Sequence[str] = ()
-    """Names of host variables that each command is given, as they are then; never stored anywhere."""
     user: str | None = None
     """A user of the image, or `UID:GID`. None: the image's own, mostly root."""
     run_as_host_user: bool = False
@@ -69,6 +67,22 @@ class DockerConfig:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the container, besides our own `hermitcrab.*`."""
 
+    @property
+    def runs_from(self) -> str:
+        """The image of the container itself."""
+        return self.image
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoredConfig(DockerConfig):
+    """The same container, but for what it begins with. It is still matched by the image of the settings."""
+
+    snapshot: str
+
+    @property
+    def runs_from(self) -> str:
+        return self.snapshot
+
 
 def refuse(config: DockerConfig) -> None:
     """What the types let through, as an error before anything starts."""
@@ -79,7 +93,6 @@ def refuse(config: DockerConfig) -> None:
         raise wrong("user", config.user, "goes not together with run_as_host_user")
     if config.task_id and not re.fullmatch(_NAME, config.task_id):
         raise wrong("task_id", config.task_id, "takes letters, digits, dots, dashes and _, 63 at most")
-    refuse_variable_names(config)
     for name in config.labels:
         if name.startswith(RESERVED) or "=" in name:
             raise wrong("labels", name, f"takes names without = that do not begin with {RESERVED}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from hermitcrab.backends.docker.engine_text import DOCKER, Kind, hint, machine, person, plain, warned
+from hermitcrab.backends.docker.engine_text import DOCKER, Kind, hint, home_in, machine, person, plain, warned
 from hermitcrab.backends.docker.flags import Image, Person
 from hermitcrab.backends.docker.owners import OWNER, Found, this_owner
 from hermitcrab.backends.progress import run_shown
@@ -40,7 +40,7 @@ _ADDRESSES = (
 _log = logging.getLogger(__name__)
 
 _NO_CONTAINER = r"[Nn]o such container|no container with name|already in progress"
-_NO_IMAGE = r"[Nn]o such image|image not known|failed to find image"
+NO_IMAGE = r"[Nn]o such image|image not known|failed to find image"
 
 
 class Answer(NamedTuple):
@@ -179,7 +179,7 @@ class Engine:
         try:
             (described,) = json.loads(self.ask("image", "inspect", reference))
         except SandboxStartError as error:
-            if re.search(_NO_IMAGE, str(error)):
+            if re.search(NO_IMAGE, str(error)):
                 return None
             raise
         settings = described.get("Config") or {}
@@ -188,6 +188,7 @@ class Engine:
             machine=machine(described.get("Architecture", "")),
             user=settings.get("User") or "",
             directory=settings.get("WorkingDir") or "",
+            home=home_in(settings.get("Env") or []),
         )
 
     def _pull(self, reference: str, platform: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hermitcrab.backends.docker.flags import Person
@@ -68,6 +68,11 @@ def person(passwd: str, name: str) -> Person | None:
     """The entry of that name in an archive that holds a passwd file and nothing else."""
     entry = re.search(rf"(?:^|\0){re.escape(name)}:[^:]*:(\d+):(\d+):[^:]*:([^:]*):", passwd, re.MULTILINE)
     return Person(int(entry[1]), int(entry[2]), entry[3]) if entry and int(entry[1]) else None
+
+
+def home_in(variables: Iterable[str]) -> str:
+    """HOME among an image's variables; empty when it is none."""
+    return next((each[5:] for each in variables if re.match("HOME=/.", each)), "")
 
 
 def plain(message: str) -> str:

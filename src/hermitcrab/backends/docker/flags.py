@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from hermitcrab.backends.docker.config import ROOT_HOME, WORKSPACE, DockerConfig
@@ -36,6 +37,8 @@ class Image:
     user: str = ""
     directory: str = ""
     """Its WORKDIR."""
+    home: str = ""
+    """The HOME that it sets for everybody, if it does."""
     people: Mapping[str, Person] = field(default_factory=dict)
     """Its users other than root, as far as they were looked up."""
 
@@ -100,8 +103,7 @@ def refused(message: str) -> str:
 
 def run_flags(config: DockerConfig, host: Host, image: Image, mounts: Sequence[Mount]) -> list[str]:
     """Everything between `run` and the image, but for names, labels and the agent itself."""
-    given = f"{host.uid}:{host.gid}" if config.run_as_host_user else config.user or ""
-    person = numeric(given or image.user) or image.people.get((given or image.user).partition(":")[0])
+    given, person = _user(config, host, image)
     return [
         *([] if "init" in host.refuses else ["--init"]),
         # The engine would keep a copy of all that goes over the pipe.
@@ -124,6 +126,21 @@ def run_flags(config: DockerConfig, host: Host, image: Image, mounts: Sequence[M
         *(word for mount in mounts for word in mount.flags),
         *("--workdir", start_directory(image, mounts)),
     ]
+
+
+def home_inside(config: DockerConfig, host: Host, image: Image) -> str:
+    """The HOME that commands will have."""
+    person = _user(config, host, image)[1]
+    if person and person.home == ROOT_HOME:
+        return ROOT_HOME
+    return image.home or (person.home if person else ROOT_HOME)
+
+
+def _user(config: DockerConfig, host: Host, image: Image) -> tuple[str, Person | None]:
+    """Who is to be named to the engine, and who that is unless it is root."""
+    given = f"{host.uid}:{host.gid}" if config.run_as_host_user else config.user or ""
+    name = given or image.user
+    return given, numeric(name) or image.people.get(name.partition(":")[0])
 
 
 def label_flags(labels: Mapping[str, str]) -> list[str]:
@@ -207,6 +224,11 @@ def _memory_file_systems(
             # The image's own is hidden by the line above.
             places[person.home] = "exec,size=1g,mode=0700" + owner
     taken = {mount.target for mount in mounts}
+    if person and person.home not in taken:
+        # The engine would make the directories on the way to a mount root's.
+        on_the_way = (at for target in taken for at in map(str, PurePosixPath(target).parents))
+        within = f"{person.home}/"
+        places |= {at: f"exec,size=64m,mode=0755{owner}" for at in on_the_way if at.startswith(within)}
     return _each("--tmpfs", (f"{at}:{common},{how}" for at, how in places.items() if at not in taken))
 
 

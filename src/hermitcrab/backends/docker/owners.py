@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import platform
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hermitcrab import __version__
+from hermitcrab.core.owner import Owner as Owner
+from hermitcrab.core.owner import alive as alive
+from hermitcrab.core.owner import this_owner as this_owner
 
 OWNER, TASK, FINGERPRINT = "hermitcrab.owner", "hermitcrab.task", "hermitcrab.fingerprint"
 VERSION, LIFETIME = "hermitcrab.version", "hermitcrab.lifetime"
 USER, TOKEN, LACKS = "hermitcrab.user", "hermitcrab.token", "hermitcrab.lacks"
 ATTACHED, DETACHED = "attached", "detached"
 RESERVED = "hermitcrab."
-
-
-class Owner(NamedTuple):
-    """A process, told apart from all others: pids are used again, and each namespace counts its own."""
-
-    boot: str
-    namespace: str
-    pid: int
-    started: str
-
-    def __str__(self) -> str:
-        return f"{self.boot}/{self.namespace}/{self.pid}/{self.started}"
-
-    @classmethod
-    def parse(cls, text: str) -> Owner | None:
-        match text.split("/"):
-            case [boot, namespace, pid, started] if pid.isdecimal():
-                return cls(boot, namespace, int(pid), started)
-        return None
 
 
 class Found(NamedTuple):
@@ -66,27 +46,9 @@ class Fate(Enum):
     REPLACE = "it was made otherwise, or has ended"
 
 
-def this_owner() -> Owner:
-    pid = os.getpid()
-    return Owner(_boot(), _namespace(), pid, _started(pid))
-
-
 def labels(lifetime: str) -> dict[str, str]:
     """What every container of ours has."""
     return {OWNER: str(this_owner()), LIFETIME: lifetime, VERSION: __version__}
-
-
-def alive(owner: Owner) -> bool | None:
-    """Whether that process runs; None when it cannot be seen from here."""
-    if (owner.boot, owner.namespace) != (_boot(), _namespace()):
-        return None
-    try:
-        os.kill(owner.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # somebody else's, but it runs
-    return _started(owner.pid) == owner.started
 
 
 def orphans(found: Iterable[Found]) -> list[str]:
@@ -111,29 +73,3 @@ def fingerprint(**what: Any) -> str:
     """A short name for everything that must be equal for a container to be used again."""
     text = json.dumps(what, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-@cache
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return platform.node().replace("/", "-") or "-"
-
-
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid").removeprefix("pid:[").removesuffix("]")
-    except OSError:
-        return "-"
-
-
-def _started(pid: int) -> str:
-    """When it began, in the kernel's own ticks since the boot; "-" where there is no /proc."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return "-"
-    # The program's name, in parentheses, may hold anything.
-    fields = stat.rpartition(")")[2].split()
-    return "ended" if fields[0] in "ZX" else fields[19]

@@ -35,13 +35,17 @@ async def join(
 ) -> AgentSandbox:
     """The task's container: the one that is there when it fits, else a new one in its place."""
     wanted = fingerprint(config, host, image, mounts)
+    ours = False
     for attempt in range(_ATTEMPTS):
         there = await asyncio.to_thread(_fitting, engine, config, wanted)
         try:
             if there is None:
                 flags = [*run_flags(config, host, image, mounts), *Mount(str(binary), AGENT, True).flags]
                 there = await asyncio.to_thread(_create, engine, config, wanted, flags)
-            return await _attach(engine, config, there)
+                ours = True
+            sandbox = await _attach(engine, config, there)
+            sandbox.joined = not ours
+            return sandbox
         except SandboxStartError as error:
             # Another program was quicker, or the agent is not ready.
             passing = any(words in str(error) for words in (*_TAKEN, _NOT_YET))
@@ -90,7 +94,7 @@ def _create(engine: Engine, config: DockerConfig, wanted: str, flags: Sequence[s
     }
     run = ["run", "--detach", "--rm", "--pull", "never", "--name", name, *label_flags(labels), *flags]
     lease = ["--lease", f"{config.max_lifetime:.0f}"]
-    inside = ["--entrypoint", AGENT, config.image, "--serve", SOCKET, *lease]
+    inside = ["--entrypoint", AGENT, config.runs_from, "--serve", SOCKET, *lease]
     for warning in engine.tell(*run, *inside, patience=_START_PATIENCE).warnings:
         warn(engine.kind, warning)
     return Found(name, config.image, "running", "", labels)
