@@ -35,7 +35,7 @@ test-all: ## ... and the whole contract on every kind of sandbox
 check-fast: ## style, types, and the tests that take no time, on local only
 	@scripts/setup dev
 	@$(MAKE) --no-print-directory lint
-	@HERMITCRAB_REQUIRE=local $(PYTEST) $(PARALLEL) -q -m "not slow" -k "local or not (test_contract or docker or podman or ssh or apptainer or bubblewrap)"
+	@HERMITCRAB_REQUIRE=local $(PYTEST) $(PARALLEL) -q -m "not slow" -k "local or not (test_contract or docker or podman or ssh or apptainer or bubblewrap or e2b)"
 
 lint:
 	@scripts/setup dev

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from xdist.remote import Producer  # type: ignore[import-untyped]
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+from hermitcrab import snapshots
+from hermitcrab.store import DIRECTORY_VARIABLE, Store
 
 pytest.register_assert_rewrite("hermitcrab.testing")
 
@@ -24,8 +28,17 @@ def required() -> set[str]:
     return {name.strip() for name in os.environ.get(REQUIRE, "").split(",") if name.strip()}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is kept of tasks is kept for the tests alone."""
+    directory = tmp_path_factory.mktemp("state")
+    os.environ[DIRECTORY_VARIABLE] = str(directory)
+    yield
+    forget_snapshots(Store(directory))
+
+
 @pytest.fixture
-def quiet_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def quiet_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty home, an empty working directory, no configuration of whoever runs the tests."""
     home = tmp_path / "home"
     work = tmp_path / "work"
@@ -37,7 +50,15 @@ def quiet_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("TMPDIR", str(work))
     monkeypatch.chdir(work)
-    return home
+    yield home
+    forget_snapshots()
+
+
+def forget_snapshots(store: Store | None = None) -> None:
+    """An engine's images would be there after the tests."""
+    store = store or Store()
+    for each in store.snapshots() if store.exists() else []:
+        snapshots.forget_snapshot(each.id, store)
 
 
 ANYWHERE = ("test_contract.py", "test_plain.py")

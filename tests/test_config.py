@@ -50,7 +50,7 @@ class NeedyConfig:
     """Has no default."""
 
 
-async def _start(config: Any) -> Any:
+async def _start(config: Any, luggage: Any) -> Any:
     raise NotImplementedError
 
 

@@ -17,6 +17,7 @@ from hermitcrab.backends import registry
 from hermitcrab.testing import CASES, Case
 from hermitcrab.testing.for_pytest import check, parameters
 from tests import engines
+from tests.clouds import running
 from tests.conftest import required
 from tests.test_plain import CANNOT as WITHOUT_AN_AGENT
 
@@ -31,6 +32,8 @@ class Kind:
     name: str
     backend: str
     variables: Mapping[str, str] = field(default_factory=dict)
+    cloud: str = ""
+    """The provider on this machine that it runs at: a module of `tests.clouds`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     cannot: Mapping[str, str] = field(default_factory=dict)
     """Case -> why this kind honestly cannot meet it."""
@@ -42,10 +45,12 @@ class Kind:
     """Slow, or mostly a variation of another kind: `make test` asks it the cases of these modules alone."""
 
 
-SAMPLE = frozenset({"kills", "given", "files", "terminals", "background", "loss", "limits"})
+SAMPLE = frozenset(
+    {"kills", "given", "files", "trees", "terminals", "background", "loss", "limits", "moving", "snapshots"}
+)
 """The modules of cases that a sampled kind is asked in `make test`: where the kind of sandbox matters more
 than bash. `make test-all` asks all."""
-SMALL_SAMPLE = frozenset({"kills", "given", "files"})
+SMALL_SAMPLE = frozenset({"kills", "given", "files", "trees", "snapshots"})
 
 _OLD_STATX = "this gVisor refuses the flags that newer coreutils give to statx, so `ls` and `stat` fail in it"
 _NO_SUBREAPER = "this gVisor has no child subreapers; what detached itself twice is not found"
@@ -104,6 +109,7 @@ KINDS = (
     Kind("podman", "podman", options={"image": engines.IMAGE}, sampled=SAMPLE),
     Kind("ssh", "ssh", options=engines.SSH),
     Kind("apptainer", "apptainer", options=engines.APPTAINER, sampled=SAMPLE),
+    Kind("e2b", "e2b", cloud="e2b", sampled=SMALL_SAMPLE | {"loss"}),
 )
 
 
@@ -141,9 +147,10 @@ def needs_backend(backend: str, requirement: str = "") -> None:
     ],
 )
 def test_promise(kind: Kind, case: Case, quiet_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs_backend(kind.backend, kind.requirement)
-    for name, value in kind.variables.items():
+    found = running.cloud(kind.cloud).variables if kind.cloud else {}
+    for name, value in {**kind.variables, **found}.items():
         monkeypatch.setenv(name, value)
+    needs_backend(kind.backend, kind.requirement)
 
     def opener(**options: Any) -> hermitcrab.Environment:
         with warnings.catch_warnings():

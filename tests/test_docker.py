@@ -317,7 +317,7 @@ class TestFiles:
             return output
 
         assert said("one", "echo one >~/f; echo two >/workspace/g; echo three >/tmp/h") == ""
-        assert said("one", "cat ~/f /workspace/g; ls /tmp") == "one\ntwo\n"
+        assert said("one", "cat ~/f /workspace/g; ls /tmp") == "one\ntwo\nh\n"
         assert said("two", "ls -A ~ /workspace").split() == ["/root:", "/workspace:"]
         assert (tmp_path / f"docker/one-{os.getpid()}/workspace/g").read_text() == "two\n"
 

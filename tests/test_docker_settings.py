@@ -23,6 +23,7 @@ from hermitcrab.backends.docker.flags import Host, Image, Person, named, refused
 from hermitcrab.backends.docker.owners import Fate, Found, Owner
 from hermitcrab.backends.docker.postmortem import Event
 from hermitcrab.backends.volumes import Mount
+from hermitcrab.core import owner
 from hermitcrab.errors import ConfigError
 
 HOST, IMAGE = Host(), Image()
@@ -276,7 +277,6 @@ class TestSettings:
             ({"capabilities": ("SYS_ADMIN",)}, "capabilities"),
             ({"user": "me", "run_as_host_user": True}, "user"),
             ({"task_id": "../up"}, "task_id"),
-            ({"forward_env": ("A-B",)}, "forward_env"),
             ({"labels": {"hermitcrab.owner": "me"}}, "labels"),
             ({"image": "--privileged"}, "image"),
             ({"image": ""}, "image"),
@@ -335,13 +335,13 @@ class TestOwners:
 
     def test_a_program_that_ended_is_dead_before_and_after_it_is_reaped(self) -> None:
         child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-        owner = owners.this_owner()._replace(pid=child.pid, started=owners._started(child.pid))
-        assert owners.alive(owner) is True
+        mine = owners.this_owner()._replace(pid=child.pid, started=owner._started(child.pid))
+        assert owners.alive(mine) is True
         child.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert owners.alive(owner) is False
+        assert owners.alive(mine) is False
         child.communicate()
-        assert owners.alive(owner) is False
+        assert owners.alive(mine) is False
 
     def test_elsewhere_nobody_knows(self) -> None:
         assert owners.alive(owners.this_owner()._replace(boot="other")) is None

@@ -10,7 +10,22 @@ import pytest
 from hermitcrab.cli import docs
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/usage.md", "docs/plugins.md", "docs/bubblewrap.md", "docs/contract-suite.md")
+PAGES = (
+    "README.md",
+    "docs/usage.md",
+    "docs/plugins.md",
+    "docs/bubblewrap.md",
+    "docs/contract-suite.md",
+    "docs/guard.md",
+    "docs/sudo.md",
+    "docs/files.md",
+    "docs/sync.md",
+    "docs/moving.md",
+    "docs/sessions.md",
+    "docs/snapshots.md",
+    "docs/environment-policy.md",
+    "docs/credentials.md",
+)
 
 
 def examples() -> list[tuple[str, str]]:

@@ -21,13 +21,15 @@ from hypothesis import strategies as st
 
 import hermitcrab
 from hermitcrab.backends import registry
+from hermitcrab.config import SessionConfig
 from hermitcrab.core import plain
 from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.client import ClientProgram
 from hermitcrab.core.plain.inputs import Inputs
 from hermitcrab.core.plain.words import Word, Words, unescape
-from hermitcrab.core.protocols import Backend, Health, Traits
+from hermitcrab.core.protocols import Backend, Health, Luggage, Traits
 from hermitcrab.errors import SandboxLost, SandboxStartError, TransferError, UnsupportedCapability
+from hermitcrab.policy.environment import inherited
 from hermitcrab.testing import CASES, Case
 from hermitcrab.testing.for_pytest import check, parameters
 
@@ -54,10 +56,10 @@ class PlainConfig:
 
 
 def enter(argv: Sequence[str]) -> ClientProgram:
-    return ClientProgram(argv, os.environ)
+    return ClientProgram(argv, inherited(SessionConfig(), os.environ))
 
 
-async def start(config: PlainConfig) -> AgentSandbox:
+async def start(config: PlainConfig, luggage: Luggage) -> AgentSandbox:
     return await plain.start("plain", enter)
 
 
@@ -65,7 +67,7 @@ BACKEND = Backend(
     name="plain",
     summary="this machine, without an agent",
     config=PlainConfig,
-    traits=Traits(isolated=False, network="host", terminals=False),
+    traits=Traits(isolated=False, network="host", terminals=False, carries="same files"),
     start=start,
     check=lambda: Health(True, ""),
 )
@@ -186,7 +188,7 @@ def with_lifeline(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         plain.FAR_END, os.environ, release=lambda: done.append("released"), autopsy=lambda: "out of fuel"
     )
 
-    async def start(config: PlainConfig) -> AgentSandbox:
+    async def start(config: PlainConfig, luggage: Luggage) -> AgentSandbox:
         return await plain.start("plain", enter, life)
 
     monkeypatch.setattr(f"{__name__}.BACKEND", replace(BACKEND, start=start))

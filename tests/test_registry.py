@@ -21,7 +21,7 @@ Offer = Callable[..., None]
 BACKEND_SOURCE = """
 from hermitcrab.core.protocols import Backend, Health, Traits
 
-async def start(config):
+async def start(config, luggage):
     raise NotImplementedError
 
 BACKEND = Backend(

@@ -126,7 +126,6 @@ def test_a_word_that_some_shell_would_change_is_refused(word: str) -> None:
         ({"host": "h", "options": {"ConnectTimeout": "9"}}, "what hermitcrab does not set itself"),
         ({"host": "h", "options": {"Port 22": "x"}}, "takes names of ssh_config"),
         ({"host": "h", "options": {"User": "a\nb"}}, "takes names of ssh_config"),
-        ({"host": "h", "forward_env": ["A=B"]}, "forward_env: got 'A=B'"),
         ({"host": "h", "port": 0}, "port: got 0"),
         ({}, "ssh needs 'host'"),
     ],

@@ -6,14 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hermitcrab.async_environment import AsyncEnvironment
     from hermitcrab.core.protocols import Chunk, Traits
     from hermitcrab.core.state import ShellState
-    from hermitcrab.environment import AsyncEnvironment, Environment, aopen
+    from hermitcrab.environment import Environment
     from hermitcrab.environment import Environment as open
     from hermitcrab.environments import (
         ApptainerEnvironment,
         BubblewrapEnvironment,
         DockerEnvironment,
+        E2BEnvironment,
         LocalEnvironment,
         PodmanEnvironment,
         SingularityEnvironment,
@@ -32,17 +34,23 @@ if TYPE_CHECKING:
         SandboxLost,
         SandboxStartError,
         SessionClosed,
+        StoreError,
         TransferError,
         UnsupportedCapability,
     )
+    from hermitcrab.files.roots import SyncRoot
+    from hermitcrab.files.sync import AsyncFileSync, FileSync, SyncReport
+    from hermitcrab.opening import aopen
     from hermitcrab.result import Outcome, Result, Usage
     from hermitcrab.running import AsyncRunningCommand, RunningCommand
+    from hermitcrab.snapshots import forget_snapshot, list_snapshots
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ApptainerEnvironment",
     "AsyncEnvironment",
+    "AsyncFileSync",
     "AsyncRunningCommand",
     "BackendUnavailable",
     "BubblewrapEnvironment",
@@ -54,7 +62,9 @@ __all__ = [
     "CommandTimedOut",
     "ConfigError",
     "DockerEnvironment",
+    "E2BEnvironment",
     "Environment",
+    "FileSync",
     "HermitcrabWarning",
     "LocalEnvironment",
     "Outcome",
@@ -68,16 +78,25 @@ __all__ = [
     "SessionClosed",
     "ShellState",
     "SingularityEnvironment",
+    "StoreError",
+    "SyncReport",
+    "SyncRoot",
     "Traits",
     "TransferError",
     "UnsupportedCapability",
     "Usage",
     "aopen",
+    "forget_snapshot",
+    "list_snapshots",
     "open",
 ]
 
 _HOMES = {
-    "AsyncEnvironment": "environment",
+    "AsyncFileSync": "files.sync",
+    "FileSync": "files.sync",
+    "SyncReport": "files.sync",
+    "SyncRoot": "files.roots",
+    "AsyncEnvironment": "async_environment",
     "AsyncRunningCommand": "running",
     "Chunk": "core.protocols",
     "Environment": "environment",
@@ -87,7 +106,9 @@ _HOMES = {
     "ShellState": "core.state",
     "Traits": "core.protocols",
     "Usage": "result",
-    "aopen": "environment",
+    "aopen": "opening",
+    "forget_snapshot": "snapshots",
+    "list_snapshots": "snapshots",
     "open": "environment",
 }
 

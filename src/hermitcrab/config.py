@@ -8,8 +8,8 @@ other key replaces. `docs/configuration.md` is generated from what is read here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,11 @@ from hermitcrab.backends import registry
 from hermitcrab.config_files import Document
 from hermitcrab.core.protocols import Backend
 from hermitcrab.errors import ConfigError, SandboxError
+from hermitcrab.files import roots
+from hermitcrab.files.roots import SyncRoot
+from hermitcrab.policy.carried import checked_credentials
+from hermitcrab.policy.environment import checked_names
+from hermitcrab.policy.secrets import checked_patterns
 from hermitcrab.settings import SESSION, Setting, settings_of
 
 ON_VARIABLE = "HERMITCRAB_ON"
@@ -37,6 +42,43 @@ class SessionConfig:
         default_factory=dict, metadata={"convert": convert.environment, "secret": True}, repr=False
     )
     """Variables of the session. Numbers are written out, booleans become `true` and `false`. Never shown."""
+    forward_env: Sequence[str] = field(default=(), metadata={"convert": checked_names})
+    """Names of host variables that each command is given, as they are then; never captured or saved."""
+    env_file: Path | None = None
+    """A `.env` in which the names of `forward_env` are looked up that the host's environment lacks."""
+    pass_through: Sequence[str] = field(default=(), metadata={"convert": checked_names})
+    """As `forward_env`, for names that a tool asks for and not you: none that looks like a secret passes."""
+    secret_names: Sequence[str] = field(default=(), metadata={"convert": checked_patterns})
+    """More patterns of names, such as `ACME_*`, that `local` must not inherit and no tool may ask for."""
+    harmless_names: Sequence[str] = field(default=(), metadata={"convert": checked_patterns})
+    """Patterns of names that are no secrets, whatever they look like."""
+    credentials: Sequence[str] = field(default=(), metadata={"convert": checked_credentials})
+    """Files of `credential_home`, such as `.netrc`, that commands read at the same place in their HOME."""
+    credential_home: Path | None = None
+    """Where `credentials` are. None: your home directory."""
+    skills: Sequence[Path] = ()
+    """Directories that commands can read as ~/.hermitcrab/skills/NAME."""
+    caches: Sequence[Path] = ()
+    """Directories that commands can read as ~/.hermitcrab/caches/NAME."""
+    carry_off: Sequence[str] = ()
+    """Names of credentials, skills and caches to leave behind after all."""
+    sync: Sequence[SyncRoot] = field(default=(), metadata={"convert": roots.read})
+    """Files and directories to keep present in the sandbox: `HOST:SANDBOX`, or `HOST:SANDBOX:back` for what
+    shall come back at the end."""
+    sync_exclude: Sequence[str] = ()
+    """Patterns of names that are not synced, such as `*.pyc`, `node_modules` or `build/cache`."""
+    sync_back_bytes: int = field(default=1 << 30, metadata={"above": 0})
+    """How much may come back at the end. What is more stays in the sandbox, and a warning says so."""
+    sync_back_seconds: float = field(default=120.0, metadata={"above": 0})
+    """How long that may take."""
+    guard: bool | None = None
+    """Refuse catastrophes (docs/guard.md). None: on hosts, and where host files can be written."""
+    guard_deny: Sequence[str] = ()
+    """Commands that are never run, as patterns: `git push`, `docker * --privileged`."""
+    guard_confirm: Sequence[str] = ()
+    """Commands that need a yes of the `confirm` callback, as patterns too; without one they are refused."""
+    sudo_password: str | None = field(default=None, metadata={"secret": True}, repr=False)
+    """What `sudo` in a command is given when it asks (docs/sudo.md). Never shown."""
     shell: str = "bash"
     """The bash to use in the sandbox: a name on its PATH, or a path."""
     login_timeout: float = field(default=30.0, metadata={"above": 0})
@@ -72,6 +114,12 @@ class Resolved:
     """Key -> the file and section, the variable, or `argument`; absent for a built-in default."""
     chosen_by: str
     """Where the name came from."""
+    confirm: Callable[[str, str], bool] | None = None
+    """Asked about the commands of `guard_confirm`: no setting, but goes along with them."""
+
+    def going_on(self) -> Resolved:
+        """The same for a session that has begun: where it starts, and with what, is in its state."""
+        return replace(self, session=replace(self.session, cwd="", env={}))
 
 
 @dataclass(frozen=True)
@@ -98,9 +146,17 @@ def settings_for(backend: Backend[Any]) -> dict[str, Setting]:
 
 
 def resolve(
-    on: str | None, overrides: Mapping[str, Any], *, cwd: Path, environ: Mapping[str, str]
+    on: str | None,
+    overrides: Mapping[str, Any],
+    *,
+    cwd: Path,
+    environ: Mapping[str, str],
+    texts: Mapping[str, str] | None = None,
 ) -> Resolved:
-    """The settings for `on`: a named environment, a backend (`docker:IMAGE` too), or (None) the default."""
+    """The settings for `on`: a named environment, a backend (`docker:IMAGE` too), or (None) the default.
+
+    `texts` are further overrides as a variable would give them: numbers and lists are read from the text.
+    """
     documents = config_files.load(cwd, environ)
     chosen, chosen_by = choose(on, documents, environ)
     name, target = _split(chosen, documents)
@@ -114,6 +170,7 @@ def resolve(
         *_from_variables(settings, environ),
         *_from_target(backend, target, chosen, chosen_by),
         *(_Given(key, value, _ARGUMENT) for key, value in overrides.items()),
+        *(_Given(key, value, "--set", text=True) for key, value in (texts or {}).items()),
     ):
         value = _read(settings, given)
         if given.key == "env":
@@ -246,6 +303,8 @@ def _read(settings: Mapping[str, Setting], given: _Given) -> Any:
 def _anchored(value: Any, base: Path) -> Any:
     if isinstance(value, Path):
         return base / value
+    if isinstance(value, SyncRoot):
+        return value.anchored(base)
     if isinstance(value, tuple):
         return tuple(_anchored(item, base) for item in value)
     if isinstance(value, dict):

@@ -74,7 +74,8 @@ def describe(hint: Any) -> str:
         return f"a list of {_plural(describe(arguments[0]))}" if arguments else "a list"
     if isinstance(hint, type) and issubclass(hint, Enum):
         return " or ".join(json.dumps(member.value) for member in hint)
-    return _KINDS.get(hint, getattr(hint, "__name__", str(hint)))
+    name = getattr(hint, "__name__", str(hint))
+    return _KINDS.get(hint) or str(getattr(hint, "DESCRIBED", name))
 
 
 def in_range(value: Any, field: Field[Any]) -> Any:

@@ -21,10 +21,16 @@ class LocalEnvironment(Environment):
         env: Mapping[str, Any] | None = None,
         state: ShellState | None = None,
         keep_code: bool = False,
+        snapshot: str = "",
         **options: Any,
     ) -> None:
         super().__init__(
-            "local", state=state, keep_code=keep_code, **given(cwd=cwd, timeout=timeout, env=env), **options
+            "local",
+            state=state,
+            keep_code=keep_code,
+            snapshot=snapshot,
+            **given(cwd=cwd, timeout=timeout, env=env),
+            **options,
         )
 
 
@@ -41,12 +47,14 @@ class BubblewrapEnvironment(Environment):
         env: Mapping[str, Any] | None = None,
         state: ShellState | None = None,
         keep_code: bool = False,
+        snapshot: str = "",
         **options: Any,
     ) -> None:
         super().__init__(
             "bubblewrap",
             state=state,
             keep_code=keep_code,
+            snapshot=snapshot,
             **given(workspace=workspace, cwd=cwd, timeout=timeout, network=network, env=env),
             **options,
         )
@@ -76,12 +84,14 @@ class DockerEnvironment(Environment):
         *,
         state: ShellState | None = None,
         keep_code: bool = False,
+        snapshot: str = "",
         **options: Any,
     ) -> None:
         super().__init__(
             self._engine,
             state=state,
             keep_code=keep_code,
+            snapshot=snapshot,
             **given(
                 image=image,
                 cwd=cwd,
@@ -123,12 +133,14 @@ class SSHEnvironment(Environment):
         env: Mapping[str, Any] | None = None,
         state: ShellState | None = None,
         keep_code: bool = False,
+        snapshot: str = "",
         **options: Any,
     ) -> None:
         super().__init__(
             "ssh",
             state=state,
             keep_code=keep_code,
+            snapshot=snapshot,
             **given(host=host, user=user, port=port, key_path=key_path, cwd=cwd, timeout=timeout, env=env),
             **options,
         )
@@ -154,12 +166,14 @@ class ApptainerEnvironment(Environment):
         *,
         state: ShellState | None = None,
         keep_code: bool = False,
+        snapshot: str = "",
         **options: Any,
     ) -> None:
         super().__init__(
             "apptainer",
             state=state,
             keep_code=keep_code,
+            snapshot=snapshot,
             **given(
                 image=image,
                 cwd=cwd,
@@ -179,6 +193,46 @@ class ApptainerEnvironment(Environment):
 
 
 SingularityEnvironment = ApptainerEnvironment
+
+
+class E2BEnvironment(Environment):
+    """A session in a microVM at e2b.dev. CPUs, memory (MiB) and disk are as the template was built."""
+
+    def __init__(
+        self,
+        template: str = "",
+        cwd: str = "",
+        timeout: float | None = None,
+        cpu: int | None = None,
+        memory: int | None = None,
+        persistent_filesystem: bool | None = None,
+        task_id: str = "",
+        env: Mapping[str, Any] | None = None,
+        network: bool | None = None,
+        *,
+        state: ShellState | None = None,
+        keep_code: bool = False,
+        snapshot: str = "",
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            "e2b",
+            state=state,
+            keep_code=keep_code,
+            snapshot=snapshot,
+            **given(
+                template=template,
+                cwd=cwd,
+                timeout=timeout,
+                cpu=cpu,
+                memory=memory,
+                persistent_filesystem=persistent_filesystem,
+                task_id=task_id,
+                env=env,
+                network=network,
+            ),
+            **options,
+        )
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -7,8 +7,9 @@ SandboxError
 ├ SandboxLost              it went away under us; .partial_output is what had arrived
 ├ UnsupportedCapability    this kind of sandbox cannot do that
 ├ TransferError            a file did not get across
+├ StoreError               what is kept on this machine cannot be read or written, and what to do
 ├ SessionClosed            used after cleanup()
-├ CommandRefused           the guard said no, and why
+├ CommandRefused           the guard said no, and why; .rule
 └ CommandError             only from Result.check(); .result
   ├ CommandFailed
   ├ CommandTimedOut
@@ -66,12 +67,20 @@ class TransferError(SandboxError):
     """A file did not get across."""
 
 
+class StoreError(SandboxError):
+    """What is kept on this machine (snapshots, named sessions) cannot be read or written."""
+
+
 class SessionClosed(SandboxError):
     """The environment was used after its cleanup."""
 
 
 class CommandRefused(SandboxError):
-    """The guard refused the command before it ran."""
+    """The guard refused the command: nothing of it was run."""
+
+    def __init__(self, message: str, *, rule: str = "", backend: str = "", sandbox_id: str = "") -> None:
+        super().__init__(message, backend=backend, sandbox_id=sandbox_id)
+        self.rule = rule
 
 
 class CommandError(SandboxError):

@@ -19,6 +19,7 @@ from hermitcrab.backends.data import DIRECTORY_VARIABLE
 from hermitcrab.config import ON_VARIABLE, SessionConfig
 from hermitcrab.config_files import CONFIG_VARIABLE, FILE_NAME
 from hermitcrab.settings import SESSION, Setting, settings_of
+from hermitcrab.store import DIRECTORY_VARIABLE as STATE_VARIABLE
 
 GENERAL = {
     ON_VARIABLE: "The environment or backend to use when `--on` is absent.",
@@ -26,6 +27,7 @@ GENERAL = {
     "`/dev/null` reads none.",
     CHOICE: "`c` or `python` forces that agent on this machine, `none` does without one in containers and on "
     "remote hosts; unset takes the C program where it fits.",
+    STATE_VARIABLE: "Where snapshots and named sessions are kept; the user's state directory otherwise.",
     DIRECTORY_VARIABLE: "Where persistent sandboxes keep their files; the user's data directory otherwise.",
 }
 """Variables that belong to no key of a file."""

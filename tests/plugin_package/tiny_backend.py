@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass, field
 
 from hermitcrab.agent.program import host_agent
 from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.client import ClientProgram
-from hermitcrab.core.protocols import Backend, Health, Traits
+from hermitcrab.core.protocols import Backend, Health, Luggage, Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +19,9 @@ class TinyConfig:
     """What to add to the priority number; 19 is the lowest priority."""
 
 
-async def start(config: TinyConfig) -> AgentSandbox:
+async def start(config: TinyConfig, luggage: Luggage) -> AgentSandbox:
     argv = ["nice", "-n", str(config.niceness), *host_agent().argv]
-    return await AgentSandbox.start("tiny", ClientProgram(argv=argv, env=os.environ))
+    return await AgentSandbox.start("tiny", ClientProgram(argv=argv, env=luggage.inherited()))
 
 
 def check() -> Health:
@@ -35,7 +34,7 @@ BACKEND = Backend(
     name="tiny",
     summary="this machine at a lower priority",
     config=TinyConfig,
-    traits=Traits(isolated=False, network="host"),
+    traits=Traits(isolated=False, network="host", carries="same files"),
     start=start,
     check=check,
 )

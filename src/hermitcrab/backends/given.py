@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
+from hermitcrab.backends import volumes
+from hermitcrab.backends.volumes import Mount
+from hermitcrab.core.protocols import Carried
 from hermitcrab.errors import ConfigError
 
 
-class Forwarding(Protocol):
-    """A config that names variables of the host for the commands in a sandbox."""
-
-    @property
-    def forward_env(self) -> Sequence[str]: ...
-
-
-def forwarded(config: Forwarding) -> Mapping[str, str]:
-    """The forwarded variables, as they are now."""
-    return {name: os.environ[name] for name in config.forward_env if name in os.environ}
-
-
-def refuse_variable_names(config: Forwarding, backend: str = "") -> None:
-    for name in config.forward_env:
-        if not (name.isascii() and name.isidentifier()):
-            takes = "takes names of variables (letters, digits and _)"
-            raise wrong("forward_env", name, takes, backend=backend)
+def carried_mounts(
+    carried: Sequence[Carried], home: str, *, taken: Collection[str] = (), backend: str = ""
+) -> list[Mount]:
+    """What a session carries as mounts in a sandbox with that HOME. The user's own at a place come first."""
+    if not carried:
+        return []
+    sockets = volumes.engine_sockets(os.environ, Path.home(), os.getuid())
+    found = []
+    for source, target in carried:
+        place = home.rstrip("/") + target[1:] if target.startswith("~/") else target
+        try:
+            mount = volumes.checked(Mount(source, place, read_only=True), sockets)
+        except ValueError as error:
+            raise ConfigError(f"{source} cannot be carried: a mount {error}", backend=backend) from None
+        if place not in taken:
+            found.append(mount)
+    return found
 
 
 def wrong(key: str, value: object, takes: str, *, backend: str = "") -> ConfigError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from hermitcrab.agent.program import host_agent
 from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.client import ClientProgram
-from hermitcrab.core.protocols import Backend, Health, Traits
+from hermitcrab.core.protocols import Backend, Health, Luggage, Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +17,11 @@ class LocalConfig:
     """`local` has no settings of its own."""
 
 
-async def start(config: LocalConfig) -> AgentSandbox:
+async def start(config: LocalConfig, luggage: Luggage) -> AgentSandbox:
     agent = host_agent()
-    # The agent carries the host's environment, and each session's login shell begins with it.
-    return await AgentSandbox.start("local", ClientProgram(agent.argv, os.environ))
+    # The agent carries the host's environment, and each session's login shell begins with it. Commands can
+    # read that of the agent too, so what they must not inherit it must not have.
+    return await AgentSandbox.start("local", ClientProgram(agent.argv, luggage.inherited()))
 
 
 def check() -> Health:
@@ -35,7 +35,7 @@ BACKEND = Backend(
     name="local",
     summary="this machine, without isolation",
     config=LocalConfig,
-    traits=Traits(isolated=False, network="host", persistent=True),
+    traits=Traits(isolated=False, network="host", persistent=True, carries="same files"),
     start=start,
     check=check,
 )

@@ -66,6 +66,7 @@ BUILTINS = (
         "a contained Apptainer or Singularity container, without root",
         aliases=("singularity",),
     ),
+    Builtin("e2b", "hermitcrab.backends.e2b", "a microVM per session at e2b.dev"),
 )
 
 

@@ -41,6 +41,11 @@ def parsed(volume: str) -> Mount:
     return Mount(host, target, rest[1:] == ["ro"])
 
 
+def writable(texts: Iterable[str]) -> bool:
+    """Whether one of these volumes can be written to inside."""
+    return any(not text.endswith(":ro") for text in texts)
+
+
 def checked(mount: Mount, sockets: Iterable[str], *, local: bool = True) -> Mount:
     """The mount with its source resolved; ValueError when that is missing or must not be seen inside.
 

@@ -8,9 +8,10 @@ from contextlib import closing
 from typing import Any
 
 import hermitcrab
+from hermitcrab.bench.beside import Rows, given, opened, ratio_of, row_of, unless_missing
 from hermitcrab.bench.raw_places import Apptainer, Container, RawPlace, SharedConnection, log_in_once
-from hermitcrab.bench.rows import Goal, Row, at_least, at_most, row_to_json, times_faster
-from hermitcrab.bench.stats import ratio, scaled, summarize
+from hermitcrab.bench.rows import Row, at_least, at_most, row_to_json, times_faster
+from hermitcrab.bench.stats import scaled, summarize
 from hermitcrab.bench.timing import SETTLE, Life, all_open, interleaved, lives, swarm
 
 COMMANDS = 100
@@ -19,7 +20,6 @@ RAW_CROWD_COMMANDS = 3
 """Of each caller: a rate needs no more of them, and they are slow."""
 _STARTS = 15
 _AT_ONCE = 8
-_MILLISECONDS = 1000.0
 _COMMAND = 'execute("true")'
 _DOCKER_TITLES = {
     "docker-true": f"docker: {_COMMAND}",
@@ -28,24 +28,18 @@ _DOCKER_TITLES = {
 }
 _SSH_TITLES = {"ssh-true": f"ssh: {_COMMAND}", "ssh-start": f"ssh: open, first {_COMMAND}"}
 
-Rows = list[dict[str, Any]]
-
-
-class _Missing(Exception):
-    """Why there is nothing to measure here."""
-
 
 def docker(scale: float, image: str | None) -> Rows:
     """A container: a command in it, getting it, and getting rid of it."""
-    return _unless_missing(_DOCKER_TITLES, lambda: _docker(scale, _given(image, "--image IMAGE")))
+    return unless_missing(_DOCKER_TITLES, lambda: _docker(scale, given(image, "--image IMAGE")))
 
 
 def _docker(scale: float, image: str) -> Rows:
-    with _opened("docker", image=image) as env:
+    with opened("docker", image=image) as env:
         true = _commands(env, lambda: Container("docker", image), scale)
 
     def begin() -> hermitcrab.Environment:
-        return _used_once(hermitcrab.open("docker", image=image))
+        return used_once(hermitcrab.open("docker", image=image))
 
     def begin_raw() -> Container:
         container = Container("docker", image)
@@ -59,11 +53,11 @@ def _docker(scale: float, image: str) -> Rows:
         },
         scaled(_STARTS, scale),
     )
-    titles, faster, soon = _DOCKER_TITLES, times_faster(_ratio(true), 25), at_most(_ratio(begins), 1.2)
+    titles, faster, soon = _DOCKER_TITLES, times_faster(ratio_of(true), 25), at_most(ratio_of(begins), 1.2)
     return [
-        _row("docker-true", titles, true, "docker exec NAME true", faster),
-        _row("docker-start", titles, begins, "docker run -d, docker exec NAME true", soon),
-        _row("docker-cleanup", titles, ends, "docker rm -f NAME"),
+        row_of("docker-true", titles, true, "docker exec NAME true", faster),
+        row_of("docker-start", titles, begins, "docker run -d, docker exec NAME true", soon),
+        row_of("docker-cleanup", titles, ends, "docker rm -f NAME"),
     ]
 
 
@@ -71,15 +65,15 @@ def docker_crowd(scale: float, image: str | None) -> Rows:
     """32 containers, each used by a thread of its own, all at once."""
     callers, commands = scaled(CROWD, min(1.0, scale * 4)), scaled(CROWD_COMMANDS, min(1.0, scale * 4))
     titles = {"docker-crowd": f"docker: {callers} containers x {commands} commands at once"}
-    return _unless_missing(
+    return unless_missing(
         titles,
-        lambda: _docker_crowd(scale, _given(image, "--image IMAGE"), callers, commands, titles),
+        lambda: _docker_crowd(scale, given(image, "--image IMAGE"), callers, commands, titles),
         "commands/s",
     )
 
 
 def _docker_crowd(scale: float, image: str, callers: int, commands: int, titles: Mapping[str, str]) -> Rows:
-    _opened("docker", image=image).cleanup()
+    opened("docker", image=image).cleanup()
     rates: dict[str, list[float]] = {"ours": [], "raw": []}
     with (
         all_open(
@@ -127,38 +121,38 @@ def _engine_true(name: str, scale: float, image: str | None, *, engine: str, run
     flags = ["--runtime", runtime] if runtime else []
 
     def measure() -> Rows:
-        chosen = _given(image, "--image IMAGE")
-        with _opened(engine, image=chosen, **({"runtime": runtime} if runtime else {})) as env:
+        chosen = given(image, "--image IMAGE")
+        with opened(engine, image=chosen, **({"runtime": runtime} if runtime else {})) as env:
             samples = _commands(env, lambda: Container(engine, chosen, *flags), scale)
-        return [_row(f"{name}-true", titles, samples, f"{engine} exec NAME true")]
+        return [row_of(f"{name}-true", titles, samples, f"{engine} exec NAME true")]
 
-    return _unless_missing(titles, measure)
+    return unless_missing(titles, measure)
 
 
 def apptainer(scale: float, apptainer_image: str | None) -> Rows:
     titles = {"apptainer-true": f"apptainer: {_COMMAND}"}
 
     def measure() -> Rows:
-        image = _given(apptainer_image, "--apptainer-image PATH")
-        with _opened("apptainer", image=image) as env:
+        image = given(apptainer_image, "--apptainer-image PATH")
+        with opened("apptainer", image=image) as env:
             samples = _commands(env, lambda: Apptainer(image), scale)
-        return [_row("apptainer-true", titles, samples, "apptainer exec IMAGE true")]
+        return [row_of("apptainer-true", titles, samples, "apptainer exec IMAGE true")]
 
-    return _unless_missing(titles, measure)
+    return unless_missing(titles, measure)
 
 
 def ssh(scale: float, ssh: str | None, ssh_config: str | None) -> Rows:
     """A host: a command on it, and logging in."""
 
     def measure() -> Rows:
-        host = _given(ssh, "--ssh HOST")
+        host = given(ssh, "--ssh HOST")
         settings: dict[str, Any] = {"host": host, **({"config_file": ssh_config} if ssh_config else {})}
-        with _opened("ssh", **settings) as env:
+        with opened("ssh", **settings) as env:
             true = _commands(env, lambda: SharedConnection(host, ssh_config), scale)
         begins, _ = lives(
             {
                 "ours": Life(
-                    lambda: _used_once(hermitcrab.open("ssh", **settings)), hermitcrab.Environment.cleanup
+                    lambda: used_once(hermitcrab.open("ssh", **settings)), hermitcrab.Environment.cleanup
                 ),
                 "raw": Life(lambda: log_in_once(host, ssh_config)),
             },
@@ -166,39 +160,14 @@ def ssh(scale: float, ssh: str | None, ssh_config: str | None) -> Rows:
         )
         over_master = "ssh HOST true over a ControlMaster"
         return [
-            _row("ssh-true", _SSH_TITLES, true, over_master, times_faster(_ratio(true), 4)),
-            _row("ssh-start", _SSH_TITLES, begins, "ssh HOST true over a connection of its own"),
+            row_of("ssh-true", _SSH_TITLES, true, over_master, times_faster(ratio_of(true), 4)),
+            row_of("ssh-start", _SSH_TITLES, begins, "ssh HOST true over a connection of its own"),
         ]
 
-    return _unless_missing(_SSH_TITLES, measure)
+    return unless_missing(_SSH_TITLES, measure)
 
 
-def _unless_missing(titles: Mapping[str, str], measure: Callable[[], Rows], unit: str = "ms") -> Rows:
-    """What is not there is no failure: its rows say so."""
-    try:
-        return measure()
-    except _Missing as missing:
-        return [
-            row_to_json(Row(name=name, title=title, unit=unit, reason=str(missing)))
-            for name, title in titles.items()
-        ]
-
-
-def _given(value: str | None, option: str) -> str:
-    if not value:
-        raise _Missing(f"needs {option}")
-    return value
-
-
-def _opened(backend: str, **settings: Any) -> hermitcrab.Environment:
-    """The first one: whether it opens tells whether there is anything to measure."""
-    try:
-        return hermitcrab.open(backend, **settings)
-    except hermitcrab.SandboxError as error:
-        raise _Missing(str(error)) from error
-
-
-def _used_once(env: hermitcrab.Environment) -> hermitcrab.Environment:
+def used_once(env: hermitcrab.Environment) -> hermitcrab.Environment:
     env.execute("true").check()
     return env
 
@@ -210,26 +179,3 @@ def _commands(
         return interleaved(
             {"ours": lambda: env.execute("true").check(), "raw": place.true}, scaled(COMMANDS, scale)
         )
-
-
-def _ratio(samples: Mapping[str, list[float]]) -> float | None:
-    return ratio(summarize(samples["ours"]), summarize(samples["raw"]))
-
-
-def _row(
-    name: str,
-    titles: Mapping[str, str],
-    samples: Mapping[str, list[float]],
-    raw_title: str,
-    *goals: Goal,
-) -> dict[str, Any]:
-    row = Row(
-        name=name,
-        title=titles[name],
-        unit="ms",
-        ours=summarize(samples["ours"], factor=_MILLISECONDS),
-        raw=summarize(samples["raw"], factor=_MILLISECONDS),
-        raw_title=raw_title,
-        goals=goals,
-    )
-    return row_to_json(row)

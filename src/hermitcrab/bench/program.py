@@ -46,10 +46,17 @@ MEASUREMENTS = {
     "bubblewrap": Measurement("latency:bubblewrap", "the same in a bubblewrap sandbox"),
     "docker": Measurement("places:docker", "a container: commands, start, cleanup", ("image",)),
     "docker-crowd": Measurement("places:docker_crowd", "32 containers x 20 commands at once", ("image",)),
+    "docker-files": Measurement("transfer:docker_files", "100 MB into a container and out of it", ("image",)),
     "podman": Measurement("places:podman", "commands in a container of Podman", ("image",)),
     "gvisor": Measurement("places:gvisor", "commands in a container of Docker with gVisor", ("image",)),
     "apptainer": Measurement("places:apptainer", "commands in a container", ("apptainer_image",)),
     "ssh": Measurement("places:ssh", "a host: commands, start", ("ssh", "ssh_config")),
+    "docker-sync": Measurement("syncing:docker_sync", "1000 files kept in step with a container", ("image",)),
+    "ssh-sync": Measurement("syncing:ssh_sync", "the same with a host", ("ssh", "ssh_config")),
+    "bubblewrap-snapshots": Measurement("keeping:bubblewrap_snapshots", "a snapshot, and one opened from it"),
+    "docker-snapshots": Measurement("keeping:docker_snapshots", "the same of a container", ("image",)),
+    "bubblewrap-moves": Measurement("moving:bubblewrap_moves", "moving into a sandbox, and forks of it"),
+    "docker-moves": Measurement("moving:docker_moves", "the same with containers", ("image",)),
     "command-line": Measurement("latency:command_line", "import, and `hermitcrab run true`"),
 }
 

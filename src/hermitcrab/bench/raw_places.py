@@ -12,6 +12,8 @@ from typing import Protocol
 
 _LIFE = "3600"
 """Seconds after which a container ends that nobody could close."""
+_TAR_UP = 'set -o pipefail; tar -C "$1" -cf - . | "$2" exec -i "$3" tar -C "$4" -xf -'
+_TAR_DOWN = 'set -o pipefail; "$2" exec "$3" tar -C "$1" -cf - . | tar -C "$4" -xf -'
 
 
 class RawPlace(Protocol):
@@ -33,6 +35,13 @@ class Container:
 
     def true(self) -> None:
         _run([self._engine, "exec", self._name, "true"])
+
+    def upload(self, source: str, target: str) -> None:
+        """What is in a directory into one that is there."""
+        _run(["bash", "-c", _TAR_UP, "bash", source, self._engine, self._name, target])
+
+    def download(self, source: str, target: str) -> None:
+        _run(["bash", "-c", _TAR_DOWN, "bash", source, self._engine, self._name, target])
 
     def close(self) -> None:
         # Podman would first wait for a `sleep` that, as process 1, does not hear it.

@@ -20,12 +20,35 @@ examples:
   tar c . | hermitcrab run 'tar t | wc -l'  stdin comes from the pipe
   hermitcrab shell --on ci                  a prompt on an environment of hermitcrab.toml
   hermitcrab shell --pty --on docker:debian a terminal in a container
+  hermitcrab new work --on docker:debian    a session that goes on from one command to the next
+  hermitcrab exec work 'cd /srv; make'      a command of it
+  hermitcrab move work --on bubblewrap      the same session, with its files, elsewhere
   hermitcrab doctor                         what works here, and what to do about the rest
 """
 RUN_NOTES = """\
 One COMMAND is a command line for bash; several words are one program and its arguments. The exit code is
 the command's; 124 after a time-out, 130 after Ctrl-C, 125 when the sandbox failed, 2 when a setting is wrong.
 stdout and stderr keep their order when they go to the same place, and stay apart when they do not.
+"""
+NEW_NOTES = """\
+Variables given with --env are part of the session and stored with it, readable by you alone. For secrets use
+--set 'forward_env=["NAME"]': their values are taken from here at each command and stored nowhere.
+"""
+EXEC_NOTES = """\
+As `hermitcrab run`, from where the last command of the session ended. While another program uses the session,
+this one waits. Options go before NAME; all after it is the command.
+"""
+CP_NOTES = """\
+One of the two is NAME:PATH, or both. A directory is copied with all that is in it; into a directory that is
+there it goes under its own name, `dir/.` without one.
+"""
+MOVE_NOTES = """\
+The files of the workspace go along, and the session goes on where it was in them. After any failure the
+session is where it was.
+"""
+SNAPSHOT_NOTES = """\
+Prints an id for `hermitcrab new NAME --snapshot ID` and hermitcrab.open(snapshot=ID). `ls` lists what was
+kept, `rm ID` removes it.
 """
 
 
@@ -94,7 +117,50 @@ def parser() -> argparse.ArgumentParser:
     _environment_options(shell)
     shell.add_argument("--pty", action="store_true", help="a real terminal in the sandbox, for any program")
 
-    _json_option(add("ps", "ps", "the sandboxes that are ours, on every backend"))
+    new = add("new", "new", "a session under a name, which goes on from one command to the next", NEW_NOTES)
+    new.add_argument("name", metavar="NAME")
+    _environment_options(new)
+    _set_option(new)
+    new.add_argument("--snapshot", metavar="ID", default="", help="begin with the files and the state of it")
+
+    exec_ = add("exec", "exec_", "one command of a named session", EXEC_NOTES)
+    exec_.add_argument("--cwd", metavar="DIR", help="start there, in the sandbox; ~ works")
+    exec_.add_argument("--timeout", metavar="SECONDS", type=float, help="end a command that takes longer")
+    exec_.add_argument("--json", action="store_true", help="print the result as one JSON object instead")
+    exec_.add_argument("--separate", action="store_true", help="keep stdout and stderr apart")
+    exec_.add_argument("name", metavar="NAME")
+    exec_.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER)
+
+    cp = add("cp", "cp", "copy files and trees to, from and between named sessions", CP_NOTES)
+    cp.add_argument("source", metavar="SOURCE")
+    cp.add_argument("target", metavar="TARGET")
+
+    move = add("move", "move", "a named session, with its files, into another sandbox", MOVE_NOTES)
+    move.add_argument("name", metavar="NAME")
+    _environment_options(move)
+    _set_option(move)
+    _directory_option(move)
+    move.add_argument("--exclude", metavar="PATH", action="append", default=[], help="leave this behind")
+    move.add_argument("--keep-code", action="store_true", help="take functions and aliases even to a host")
+    move.add_argument("--outward-links", action="store_true", help="take links that lead out of the tree too")
+
+    fork = add("fork", "fork", "independent copies of a named session, with names of their own")
+    fork.add_argument("name", metavar="NAME")
+    fork.add_argument("n", metavar="N", nargs="?", type=int, help="how many; 1 when left out")
+    fork.add_argument("--names", metavar="NAME", nargs="+", help="else NAME-1, NAME-2 ...")
+    _directory_option(fork)
+
+    snapshot = add("snapshot", "snapshot", "keep a named session as it is now", SNAPSHOT_NOTES)
+    snapshot.add_argument("what", metavar="NAME|ls|rm")
+    snapshot.add_argument("ids", metavar="ID", nargs="*", help="for rm")
+    snapshot.add_argument("--label", default="", help="words of your own, for ls")
+    _json_option(snapshot)
+
+    rm = add("rm", "rm", "end named sessions, and remove the files that are theirs alone")
+    rm.add_argument("names", metavar="NAME", nargs="+")
+    rm.add_argument("--force", action="store_true", help="forget one that cannot be reached, too")
+
+    _json_option(add("ps", "ps", "the named sessions, and the sandboxes that are ours on every backend"))
     reap = add("reap", "reap", "remove the sandboxes of programs that are gone")
     _json_option(reap)
 
@@ -136,6 +202,20 @@ def _environment_options(command: argparse.ArgumentParser) -> None:
         help="a variable; K alone passes on ours; repeatable",
     )
     command.add_argument("--timeout", metavar="SECONDS", type=float, help="end a command that takes longer")
+
+
+def _set_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="any setting, as in the config file; repeatable",
+    )
+
+
+def _directory_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--directory", metavar="DIR", help="the files to take; else the workspace")
 
 
 def _on_option(command: argparse.ArgumentParser) -> None:

@@ -12,9 +12,12 @@ from typing import Any
 from hermitcrab import config, config_files
 from hermitcrab.cli import exits
 from hermitcrab.cli.table import table, yes_no
+from hermitcrab.policy.carried import CarriedItem, plan
+from hermitcrab.policy.environment import withheld
 from hermitcrab.settings import SESSION
 
 _DEFAULT = "default"
+_CARRIED = ("carried", "kind", "from", "to", "state")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -52,6 +55,9 @@ def show(args: argparse.Namespace) -> int:
     environments = {
         name: table["backend"] for document in documents for name, table in document.environments.items()
     }
+    carried = plan(resolved.session)
+    # Only a place that is the host itself inherits anything.
+    kept_back = [] if resolved.backend.traits.isolated else withheld(resolved.session, environ)
     if args.json:
         print(
             json.dumps(
@@ -62,6 +68,8 @@ def show(args: argparse.Namespace) -> int:
                     "files": [str(document.path) for document in documents],
                     "environments": environments,
                     "settings": settings,
+                    "carried": [_carried_row(item) for item in carried],
+                    "withheld": kept_back,
                 },
                 indent=2,
             )
@@ -72,7 +80,22 @@ def show(args: argparse.Namespace) -> int:
     print(f"environments: {', '.join(f'{name} ({on})' for name, on in environments.items()) or 'none'}\n")
     columns = ("section", "key", "value", "from")
     print(table(columns, [[row[column] for column in columns] for row in settings]))
+    if carried:
+        print("\n" + table(_CARRIED, [[_carried_row(item)[key] for key in _CARRIED] for item in carried]))
+    if kept_back:
+        print(f"\nwithheld:     {', '.join(kept_back)} (they look like secrets)")
     return 0
+
+
+def _carried_row(item: CarriedItem) -> dict[str, str]:
+    state = item.left_behind or "carried"
+    return {
+        "carried": item.name,
+        "kind": item.kind,
+        "from": str(item.source),
+        "to": item.path,
+        "state": state,
+    }
 
 
 def rows(resolved: config.Resolved) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import hermitcrab
 from hermitcrab.cli.interrupts import Interrupts
-from hermitcrab.cli.options import label, overrides
+from hermitcrab.cli.options import confirmation, label, overrides
 from hermitcrab.core.protocols import STDERR
 from hermitcrab.environment import Environment
 from hermitcrab.errors import ConfigError, SandboxError
@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
     with Interrupts() as interrupts:
         environment = None
         try:
-            environment = hermitcrab.open(args.on, **overrides(args))
+            environment = hermitcrab.open(args.on, confirm=confirmation(), **overrides(args))
             if not (args.quiet or args.json):
                 print(f"hermitcrab: {label(environment)}", file=sys.stderr)
             result = execute(environment, command, args, interrupts)
@@ -44,24 +44,28 @@ def main(args: argparse.Namespace) -> int:
         return interrupts.exit_code if interrupts.received else result.returncode
 
 
-def command_line(words: Sequence[str]) -> str:
+def command_line(words: Sequence[str], verb: str = "run") -> str:
     """One word is a line for the shell; several are a program and its arguments."""
     if words[:1] == ["--"]:
         words = words[1:]
     if not words:
-        raise ConfigError("run: give a command, as in: hermitcrab run 'echo hello'")
+        raise ConfigError(f"{verb.partition(' ')[0]}: give a command, as in: hermitcrab {verb} 'echo hello'")
     return words[0] if len(words) == 1 else shlex.join(words)
 
 
 def execute(
-    environment: Environment, command: str, args: argparse.Namespace, interrupts: Interrupts
+    environment: Environment,
+    command: str,
+    args: argparse.Namespace,
+    interrupts: Interrupts,
+    **options: Any,
 ) -> Result:
     piped = is_piped()
     separate = args.separate or not (args.json or same_place(1, 2))
     try:
-        running = environment.stream(command, separate=separate, stdin=piped)
+        running = environment.stream(command, separate=separate, stdin=piped, **options)
     except ValueError as error:
-        raise ConfigError(f"run: {error}") from None
+        raise ConfigError(f"{args.module.rstrip('_')}: {error}") from None
     interrupts.watch(running.interrupt)
     if piped:
         threading.Thread(target=feed, args=(running, sys.stdin.fileno()), daemon=True).start()

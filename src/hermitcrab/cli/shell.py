@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import cast
 
 import hermitcrab
-from hermitcrab.cli import terminal
+from hermitcrab.cli import exits, terminal
 from hermitcrab.cli.interrupts import Interrupts
-from hermitcrab.cli.options import label, overrides
+from hermitcrab.cli.options import confirmation, label, overrides
 from hermitcrab.cli.run import same_place, show
 from hermitcrab.config_files import APPLICATION
 from hermitcrab.environment import Environment
+from hermitcrab.errors import CommandRefused
 
 HISTORY_LINES = 1000
 CONTINUED = "> "
@@ -37,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
     # Bytes that are no text pass through to the command as they are.
     cast(TextIOWrapper, sys.stdin).reconfigure(errors="surrogateescape")
     with Interrupts() as interrupts, history() if interactive else nothing():
-        environment = hermitcrab.open(args.on, **overrides(args))
+        environment = hermitcrab.open(args.on, confirm=confirmation(), **overrides(args))
         try:
             name = label(environment)
             if interactive:
@@ -52,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
 
 def on_a_terminal(args: argparse.Namespace) -> int:
     terminal.check_terminal()
-    with hermitcrab.open(args.on, **overrides(args)) as environment:
+    with hermitcrab.open(args.on, confirm=confirmation(), **overrides(args)) as environment:
         print(f"hermitcrab: {label(environment)}; Ctrl-D or `exit` leaves", file=sys.stderr)
         return terminal.converse(environment)
 
@@ -81,6 +82,9 @@ def run_one(environment: Environment, command: str, interrupts: Interrupts) -> i
     except ValueError as error:
         print(f"hermitcrab: {error}", file=sys.stderr)
         return 1
+    except CommandRefused as error:
+        print(f"hermitcrab: {error}", file=sys.stderr)
+        return exits.SANDBOX
     interrupts.watch(running.interrupt)
     try:
         return show(running, quiet=False).returncode

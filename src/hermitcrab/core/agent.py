@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -41,7 +41,13 @@ class AgentSandbox:
         self.backend = backend
         self.name = ""
         """What others call it: a container's name, say."""
+        self.joined = False
+        """It was there before us, and not made by us."""
         self.hello: Hello | None = None
+        self.revive: Callable[[], Awaitable[AgentSandbox]] | None = None
+        """How to go on after a loss, where what was lost may still be there; it is then not released."""
+        self.expect: Callable[[float], None] | None = None
+        """Is told how many seconds a command may take, where the sandbox has a time limit of its own."""
         self.resumed: dict[int, AgentProcess] = {}
         """What a program before us left running on a detached agent, or left ended and not asked for."""
         self._link = link
@@ -116,6 +122,11 @@ class AgentSandbox:
         """Why it is gone; empty while it is there."""
         return self._lost_reason
 
+    @property
+    def lingering(self) -> bool:
+        """Whether commands that have ended left processes behind."""
+        return any(each.ended for each in list(self._execs.values()))
+
     def require(self, feature: Feature, without: str) -> None:
         """Refuse, before anything runs, what the agent cannot do."""
         if self.hello is None or not self.hello.features & feature:
@@ -143,7 +154,13 @@ class AgentSandbox:
         self._link.write(frames)
 
     async def spawn(
-        self, argv: Sequence[str], *, stdin: bool = False, env: Mapping[str, str] | None = None, cwd: str = ""
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        program: str = "",
     ) -> AgentProcess:
         """Start a program. Without `env` it inherits the agent's environment."""
         start = Start(
@@ -155,6 +172,7 @@ class AgentSandbox:
             ],
             env=[encode(f"{name}={value}") for name, value in (env or {}).items()],
             cwd=encode(cwd),
+            program=encode(program),
             inherit_env=env is None,
         )
         process = AgentProcess(self)

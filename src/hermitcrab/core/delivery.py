@@ -39,9 +39,14 @@ class NoAgent(SandboxStartError):
     """The sandbox can be entered, but no agent program runs there."""
 
 
-def install_script(*, lease: float | None = None) -> str:
-    """What `sh -c` must run in the sandbox, with the pipe as its stdin and stdout."""
-    options = "" if lease is None else f" --lease {math.ceil(lease)}"
+def install_script(*, lease: float | None = None, text: bool = False) -> str:
+    """What `sh -c` must run in the sandbox, with the pipe as its stdin and stdout.
+
+    With `text` the agent's own output is text: see PROTOCOL.md.
+    """
+    options = " --text" if text else ""
+    if lease is not None:
+        options += f" --lease {math.ceil(lease)}"
     return _INSTALL % {"name": secrets.token_hex(8), "options": options}
 
 
@@ -56,9 +61,22 @@ async def start(
 
     Raises `NoAgent` where no agent program runs.
     """
-    link = DeliveringLink(launched(backend, program))
+    inner = launched(backend, program)
+    return await over(backend, inner, autopsy=program.autopsy, lease=lease, patience=patience)
+
+
+async def over(
+    backend: str,
+    inner: Link,
+    *,
+    autopsy: Callable[[], str] | None = None,
+    lease: float | None = None,
+    patience: float = START_PATIENCE,
+) -> AgentSandbox:
+    """The same for any pipe to `install_script`."""
+    link = DeliveringLink(inner)
     try:
-        return await AgentSandbox.over(backend, link, autopsy=program.autopsy, lease=lease, patience=patience)
+        return await AgentSandbox.over(backend, link, autopsy=autopsy, lease=lease, patience=patience)
     except SandboxStartError as error:
         if link.refusal:
             raise NoAgent(link.refusal, backend=backend) from error

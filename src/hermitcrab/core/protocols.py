@@ -38,6 +38,12 @@ class Traits:
     """A start directory that does not exist is made."""
     revives: bool = False
     """A lost one is started again for the next command, with the session's state."""
+    guarded: bool = False
+    """A machine that people use: the guard is on there by itself, as it is on the host."""
+    carries: str = "nothing"
+    """How credentials, skills and caches get in: "mounts", "copies", "same files" or "nothing"."""
+    workspace: str = ""
+    """The directory of a sandbox's own for the user's files; empty where it has none, as on a host."""
 
 
 class Process(Protocol):
@@ -117,6 +123,70 @@ class Listed(NamedTuple):
     """Seconds since its start."""
 
 
+class Carried(NamedTuple):
+    """A host path that is seen inside a sandbox and cannot be changed there."""
+
+    source: str
+    target: str
+    """Absolute, or `~/...` in the HOME that commands have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Luggage:
+    """What a session's settings bring to the start of its sandbox, beside the backend's own."""
+
+    mounts: Sequence[Carried] = ()
+    """Empty unless the backend's traits say that it mounts."""
+    inherited: Callable[[], Mapping[str, str]] = dict
+    """The host's variables without its secrets, for a sandbox that is the host itself."""
+
+
+class Tree(NamedTuple):
+    """Files of a sandbox that a snapshot keeps in an archive."""
+
+    path: str
+    """A directory in the sandbox."""
+    exclude: tuple[str, ...] = ()
+    """Paths in it that are not the sandbox's own: what is mounted there from the host."""
+    names: tuple[str, ...] | None = None
+    """These paths in it and nothing else; None: all."""
+    removed: tuple[str, ...] = ()
+    """Paths in it that a fresh sandbox has, and that this one has no more."""
+    kept: bool = False
+    """It is on the host and outlives the sandbox anyway."""
+    home: bool = False
+    """It is where credentials, skills and caches are mounted, which are no part of a snapshot."""
+
+
+class Snapshots(Protocol):
+    """How the sandboxes of a kind are kept. Configs are instances of the backend's own."""
+
+    def task(self, config: Any) -> str:
+        """The task that goes on in the next sandbox; empty when this config asks for nothing of the kind."""
+
+    def reference(self, id: str) -> str:
+        """What `save` will call what it keeps, to find it after a crash; empty where nobody can know."""
+
+    async def save(self, sandbox: Any, config: Any, id: str) -> str:
+        """Keep what the sandbox's engine can keep by itself; what to ask for it by, or nothing."""
+
+    async def trees(self, sandbox: Any, config: Any) -> Sequence[Tree]:
+        """The directories that the native part does not hold."""
+
+    async def layer(self, sandbox: Any, config: Any) -> Tree | None:
+        """What else differs from a fresh sandbox and is in no native part."""
+
+    def applied(self, config: Any, native: str) -> Any:
+        """The config of a sandbox that begins with that native part."""
+
+    def available(self, native: str) -> bool:
+        """Whether it is still there. Waits; call it from a thread, as `remove`."""
+
+    def remove(self, native: str) -> bool:
+        """Whether there was anything to remove. SandboxError when it cannot be removed now."""
+
+
+NO_LUGGAGE = Luggage()
 C = TypeVar("C")
 
 
@@ -129,13 +199,15 @@ class Backend(Generic[C]):
     config: type[C]
     """A frozen dataclass; its fields are the options of `hermitcrab.open` and of the config file."""
     traits: Traits
-    start: Callable[[C], Awaitable[Any]]
+    start: Callable[[C, Luggage], Awaitable[Any]]
     check: Callable[[], Health]
     target: str = ""
     """The setting that `NAME:VALUE` gives, as in `docker:debian`; empty where there is none."""
-    inject: Callable[[C], Mapping[str, str]] | None = None
-    """Variables that each command is given and that are never kept: asked anew every time, so a quick one."""
+    exposes: Callable[[C], bool] | None = None
+    """Whether commands can write to files of the host with these settings; the guard is on then, too."""
     sandboxes: Callable[[], list[Listed]] | None = None
     """Those that outlive a program, or may after a crash, whoever of this user's programs started them."""
     reap: Callable[[], list[Listed]] | None = None
     """Removes those whose owners are gone, and says which."""
+    snapshots: Snapshots | None = None
+    """None where a sandbox is not ours to copy."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hermitcrab.agent.wire import Feature
 from hermitcrab.core import dump, script
@@ -28,7 +28,7 @@ from hermitcrab.core.dump import DamagedDump, NoDirectory, Parsed
 from hermitcrab.core.execs import Input, PendingExec
 from hermitcrab.core.login import Arrival, Doorman
 from hermitcrab.core.shells import Shells
-from hermitcrab.core.state import ShellState, merge, moved_to, path_in, with_variables
+from hermitcrab.core.state import ShellState, merge, moved_to, path_in, with_variables, without_variables
 from hermitcrab.errors import (
     ConfigError,
     SandboxError,
@@ -41,8 +41,19 @@ from hermitcrab.result import Outcome
 
 if TYPE_CHECKING:
     from hermitcrab.config import SessionConfig
+    from hermitcrab.policy.guard import Guard
+    from hermitcrab.policy.sudo import Sudo
 
 Restart = Callable[[], Awaitable[AgentSandbox]]
+
+
+class Preparation(Protocol):
+    """Something to be done before a command, when it is due."""
+
+    @property
+    def due(self) -> bool: ...
+    async def prepare(self) -> object:
+        """An exception is the command's failure: it is not run."""
 
 
 class Session:
@@ -56,8 +67,11 @@ class Session:
         place: str,
         trusted: bool,
         inject: Callable[[], Mapping[str, str]] = dict,
+        injected_names: frozenset[str] = frozenset(),
         restart: Restart | None = None,
         creates_cwd: bool = False,
+        guard: Guard | None = None,
+        sudo: Sudo | None = None,
     ) -> None:
         self.sandbox = sandbox
         self._config = config
@@ -65,15 +79,22 @@ class Session:
         self._trusted = trusted
         self._inject = inject
         """The injected layer: asked anew for each command, so that what is revoked is gone at once."""
+        self._injected_names = injected_names
+        """All that may ever be in it: such a name is the host's, whatever a command makes of it."""
         self._restart = restart
         """Gives the sandbox back after it was lost; None where nobody can."""
         self._creates_cwd = creates_cwd
+        self._guard = guard
+        self.sudo = sudo
         self._lock = threading.Lock()
         self._loop = sandbox.loop
         self._numbers = itertools.count(1)
         self._running: dict[int, Command] = {}
         self.resumed: list[Command] = []
         """What a program before us left in this sandbox, running or ended unheard."""
+        self.preparation: Preparation | None = None
+        """What has to happen before a command, now and then: files are brought up to date."""
+        self._preparing: set[asyncio.Task[None]] = set()
         self._waiting: list[Command] = []
         self._revival: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -84,11 +105,22 @@ class Session:
         self._used = 0.0
         self._spill_dir = config.spill_dir or default_directory()
 
-    async def open(self, state: ShellState | None = None, *, keep_code: bool = False) -> None:
-        """Learn what a bare shell is here, then what a login shell is, and begin there or in `state`."""
+    async def open(
+        self,
+        state: ShellState | None = None,
+        *,
+        keep_code: bool = False,
+        arrived: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        """Learn what a bare shell is here, then what a login shell is, and begin there or in `state`.
+
+        `arrived` may bring what has to be there before the session enters its directory.
+        """
         arrival = await self._arrive()
         begin = arrival.state if state is None else moved_to(state, arrival.state, keep_code=keep_code)
-        self._state = with_variables(begin, self._config.env)
+        self._state = without_variables(with_variables(begin, self._config.env), self._injected_names)
+        if arrived is not None:
+            await arrived()
         if self._config.cwd:
             # Before anybody's first command, so that a wrong directory is the opener's error.
             await self._enter(self._config.cwd)
@@ -129,11 +161,18 @@ class Session:
         )
         arrival = await doorman.arrival()
         self._shells = Shells(self.sandbox, arrival, keep_warm=bool(self._config.warm_seconds))
+        if self.sudo is not None:
+            await self.sudo.settle(self.sandbox)
         return arrival
 
     @property
     def state(self) -> ShellState:
         return self._state
+
+    def relocate(self, cwd: str, oldpwd: str | None) -> None:
+        """Go on in another directory, where what was in the old one now is."""
+        with self._lock:
+            self._state = replace(self._state, cwd=cwd, oldpwd=oldpwd)
 
     def begin(
         self,
@@ -157,24 +196,71 @@ class Session:
         limit = checked_timeout(timeout)
         if limit is None and not background:
             limit = self._config.timeout
+        if self._guard is not None:
+            self._guard.check(text, self._state, cwd, self._inject)
+        make: Callable[..., Command] | None = None
+        if self.sudo is not None and "sudo" in text:
+            text, make = self.sudo.prepared(text, self._state, cwd)
         with self._lock:
             self._check_open()
             state = self._state
             directory = path_in(state, cwd)
             injected = self._inject()
             request = Request(text, directory, stdin, keep_stdin, separate, injected, terminal)
-            command = self._command(request, limit, background=background, streaming=streaming or background)
+            streaming = streaming or background
+            command = self._command(request, limit, background=background, streaming=streaming, make=make)
             if self.sandbox.lost:
                 self._wait_for_revival(command)
+                return command
+            if self.preparation is not None and self.preparation.due:
+                command.exec = PendingExec(command, self._loop)
+                self._loop.call_soon_threadsafe(self._begin_preparation, self.preparation, command)
                 return command
         self.launch(command)
         return command
 
+    def _begin_preparation(self, preparation: Preparation, command: Command) -> None:
+        task = self._loop.create_task(self._prepare(preparation, command))
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
+
+    async def _prepare(self, preparation: Preparation, command: Command) -> None:
+        error: SandboxError | None = None
+        try:
+            await preparation.prepare()
+        except Exception as failure:
+            error = failure if isinstance(failure, SandboxError) else SandboxError(str(failure))
+        if self._closed:
+            error = SessionClosed("the environment was cleaned up", backend=self.sandbox.backend)
+        if not command.running:
+            return  # given up meanwhile
+        if error is not None:
+            self._running.pop(command.id, None)
+            command.failed(error)
+        elif self.sandbox.lost and self._restart is not None:
+            self._waiting.append(command)
+            self._begin_revival()
+        else:
+            self._launch_waiting(command)
+
+    def would_refuse(self, text: str, cwd: str = "") -> str | None:
+        """The rule of the guard that a command breaks; None when it may run."""
+        checked_command(text)
+        if self._guard is None:
+            return None
+        return self._guard.would_refuse(text, self._state, cwd, self._inject)
+
     def _command(
-        self, request: Request, timeout: float | None, *, background: bool, streaming: bool
+        self,
+        request: Request,
+        timeout: float | None,
+        *,
+        background: bool,
+        streaming: bool,
+        make: Callable[..., Command] | None = None,
     ) -> Command:
         limits = Limits(timeout, self._config.kill_grace, self._config.output_limit, self._spill_dir)
-        command = Command(
+        command = (make or Command)(
             next(self._numbers),
             request,
             self._state,
@@ -189,6 +275,8 @@ class Session:
     def launch(self, command: Command) -> None:
         """Give the command to a shell, and start the next one."""
         request, state, limits = command.request, command.base, command.limits
+        if limits.timeout is not None and self.sandbox.expect is not None:
+            self.sandbox.expect(limits.timeout + limits.kill_grace)
         # Within the lock to the end: nobody may take the next shell before the frame that starts it is sent.
         with self._lock:
             shell, started, order = self._shells.take(state, request)
@@ -282,12 +370,16 @@ class Session:
         assert self._restart is not None
         error: SandboxError | None = None
         try:
-            await self.sandbox.release()
-            self.sandbox = await self._restart()
+            if self.sandbox.revive is not None:
+                self.sandbox = await self.sandbox.revive()
+            else:
+                await self.sandbox.release()
+                self.sandbox = await self._restart()
             await self._arrive()
         except SandboxError as failure:
             error = failure
-            await self.sandbox.release()
+            if self.sandbox.revive is None or not self.sandbox.lost:
+                await self.sandbox.release()
         with self._lock:
             waiting, self._waiting = self._waiting, []
             self._revival = None
@@ -302,13 +394,15 @@ class Session:
 
     def _launch_waiting(self, command: Command) -> None:
         pending = command.exec
+        # What was injected belonged to the sandbox before, or may have been revoked since.
+        command.request = command.request._replace(injected=self._inject())
         self.launch(command)
         if isinstance(pending, PendingExec) and pending.given:
             command.exec.give(*pending.given)
 
     def _parse(self, data: bytes) -> Parsed:
         return dump.parse(
-            data, self._parsed, place=self._place, trusted=self._trusted, ignore=frozenset(self._inject())
+            data, self._parsed, place=self._place, trusted=self._trusted, ignore=self._injected_names
         )
 
     def _without_directory(self, command: Command, nearest: str) -> str:

@@ -55,7 +55,15 @@ PLACE_BOUND = frozenset(
 """Variables that belong to a sandbox: a session that moves to another place finds that place's own."""
 
 LOADER = frozenset({"BASH_ENV", "ENV", "PROMPT_COMMAND", "PS4", "IFS", "SHELLOPTS", "BASHOPTS", "GCONV_PATH"})
-_LOADER_PREFIXES = ("LD_", "DYLD_", "BASH_FUNC_", "PYTHON", "PERL5", "RUBY", "NODE_", "GIT_")
+_OBEYED = frozenset(
+    [
+        *("BROWSER", "CDPATH", "CLASSPATH", "EDITOR", "LESSCLOSE", "LESSOPEN", "MAKEFILES", "MAKEFLAGS"),
+        *("MANPAGER", "PAGER", "PHPRC", "PHP_INI_SCAN_DIR", "RUSTC_WRAPPER", "SSH_ASKPASS", "SUDO_ASKPASS"),
+        *("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "VISUAL"),
+    ]
+)
+"""Variables by which programs other than the shell choose what to run."""
+_LOADER_PREFIXES = ("LD_", "DYLD_", "BASH_FUNC_", "PYTHON", "PERL", "RUBY", "NODE_", "GIT_", "LUA_", "R_")
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -250,7 +258,7 @@ def moved_to(state: ShellState, arrival: ShellState, *, keep_code: bool = False)
 
 def is_loader(name: str) -> bool:
     """Whether a variable of that name can make a program load or run code."""
-    return name in LOADER or name.startswith(_LOADER_PREFIXES)
+    return name in LOADER or name in _OBEYED or name.startswith(_LOADER_PREFIXES)
 
 
 def with_variables(state: ShellState, values: Mapping[str, str]) -> ShellState:
@@ -259,6 +267,14 @@ def with_variables(state: ShellState, values: Mapping[str, str]) -> ShellState:
         return state
     added = {name: Variable(value, "x") for name, value in values.items()}
     return replace(state, variables=MappingProxyType({**state.variables, **added}))
+
+
+def without_variables(state: ShellState, names: frozenset[str]) -> ShellState:
+    """`state` as if these had never been set."""
+    if names.isdisjoint(state.variables):
+        return state
+    kept = {name: variable for name, variable in state.variables.items() if name not in names}
+    return replace(state, variables=MappingProxyType(kept))
 
 
 def path_in(state: ShellState, path: str) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from hermitcrab.backends.given import forwarded, refuse_variable_names, wrong
+from hermitcrab.backends.given import wrong
 from hermitcrab.backends.ssh.failures import (
     NAME,
     Attempt,
@@ -30,7 +30,7 @@ from hermitcrab.core import delivery, plain
 from hermitcrab.core.agent import START_PATIENCE, AgentSandbox
 from hermitcrab.core.client import ClientProgram
 from hermitcrab.core.delivery import NoAgent
-from hermitcrab.core.protocols import Backend, Health, Traits
+from hermitcrab.core.protocols import NO_LUGGAGE, Backend, Health, Luggage, Traits
 from hermitcrab.errors import BackendUnavailable, HermitcrabWarning, SandboxStartError
 
 _ASK_SECONDS = 10
@@ -57,8 +57,6 @@ class SSHConfig:
     """More `ssh -o` options, such as `{"ProxyJump": "bastion"}`. They win over the ssh config."""
     connect_timeout: float = field(default=15.0, metadata={"above": 0})
     """Seconds to reach the host, with a few more tries when it turns us away for being busy."""
-    forward_env: Sequence[str] = ()
-    """Names of variables of this machine that commands see, as they are then; never stored there."""
     lease: float = field(default=120.0, metadata={"at_least": 10})
     """Seconds without a sign of life from here after which everything started there ends itself."""
 
@@ -98,7 +96,13 @@ def remote_command(argv: Sequence[str]) -> str:
     return " ".join(["exec", *(word if word.isalnum() else f"'{word}'" for word in argv)])
 
 
-async def start(config: SSHConfig) -> AgentSandbox:
+def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Without the locale, which many systems' ssh_config has it send to every host. What else it sends, its
+    user has named."""
+    return {name: value for name, value in environ.items() if not name.startswith(("LANG", "LC_"))}
+
+
+async def start(config: SSHConfig, luggage: Luggage = NO_LUGGAGE) -> AgentSandbox:
     refuse_wrong(config)
     ssh = _client()
     try:
@@ -115,7 +119,7 @@ async def start(config: SSHConfig) -> AgentSandbox:
 
 async def _with_agent(config: SSHConfig, ssh: str) -> AgentSandbox:
     argv = client_argv(config, ssh, ["sh", "-c", delivery.install_script(lease=config.lease)])
-    program = ClientProgram(argv, os.environ, autopsy=partial(_autopsy, config))
+    program = ClientProgram(argv, client_environment(os.environ), autopsy=partial(_autopsy, config))
     patience = max(config.connect_timeout, START_PATIENCE)
     return await delivery.start(NAME, program, lease=config.lease, patience=patience)
 
@@ -129,11 +133,11 @@ async def _without_agent(config: SSHConfig, ssh: str) -> AgentSandbox:
     member = {"LogLevel": "QUIET", "ControlMaster": "no", "ControlPath": path}
 
     def enter(argv: Sequence[str]) -> ClientProgram:
-        return ClientProgram(client_argv(config, ssh, argv, member), os.environ)
+        return ClientProgram(client_argv(config, ssh, argv, member), client_environment(os.environ))
 
     lifeline = ClientProgram(
         client_argv(config, ssh, plain.FAR_END, master),
-        os.environ,
+        client_environment(os.environ),
         release=partial(socket.unlink, missing_ok=True),
         autopsy=partial(_autopsy, config),
     )
@@ -181,11 +185,17 @@ BACKEND = Backend(
     name=NAME,
     summary="a remote host, over your own ssh",
     config=SSHConfig,
-    traits=Traits(isolated=True, network="the remote's", persistent=True, revives=True),
+    traits=Traits(
+        isolated=True,
+        network="the remote's",
+        persistent=True,
+        revives=True,
+        guarded=True,
+        carries="copies",
+    ),
     start=start,
     check=check,
     target="host",
-    inject=forwarded,
 )
 
 _INSTALL = "Install OpenSSH's client (Debian, Ubuntu: apt-get install openssh-client)."
@@ -200,7 +210,6 @@ def refuse_wrong(config: SSHConfig) -> None:
     for key, path in {"key_path": config.key_path, "config_file": config.config_file}.items():
         if path is not None and not path.expanduser().is_file():
             raise _wrong(key, path, "takes a file that exists")
-    refuse_variable_names(config, NAME)
     fixed = {name.lower() for name in (*_FIXED, *_ALONE, "ConnectTimeout")}
     for name, value in config.options.items():
         if not name.isalnum() or not value.isprintable():

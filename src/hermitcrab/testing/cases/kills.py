@@ -97,7 +97,7 @@ def a_child_that_changed_its_user_dies_too(open: Opener) -> None:
 @case
 def a_fork_chain_dies_too(open: Opener) -> None:
     """A process that keeps forking away from its killer is caught."""
-    env = open(kill_grace=0)
+    env = open(kill_grace=0, guard=False)
     base = scratch(env)
     chain = "f() { trap '' TERM; echo $BASHPID >>chain; sleep 0.01; (f &) & }"
     running = env.stream(f"{chain}; f & sleep 0.2; echo up; sleep 601", base)
