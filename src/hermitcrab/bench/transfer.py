@@ -55,7 +55,7 @@ def _docker_files(scale: float, image: str, size: int, titles: dict[str, str]) -
             rounds,
             block=1,
         )
-    up, down = at_most(ratio_of(ups), 1.2), at_most(ratio_of(downs), 1.2)
+    up, down = at_most(ratio_of(ups), 2), at_most(ratio_of(downs), 2)
     return [
         row_of("docker-upload", titles, ups, "tar -c | docker exec -i NAME tar -x", up),
         row_of("docker-download", titles, downs, "docker exec NAME tar -c | tar -x", down),

@@ -45,7 +45,8 @@ class Outgoing:
             if stamp.kind == FILE:
                 yield from self._file(name, path)
             elif stamp.kind in (DIRECTORY, LINK):
-                yield _header(name, stamp)
+                # A directory's time is no part of its stamp, because it changes with what is in it.
+                yield _header(name, stamp._replace(mtime_ns=os.lstat(path).st_mtime_ns))
                 self.delivered[name] = (stamp, content_digest(stamp))
         except FileNotFoundError:
             return

@@ -125,7 +125,7 @@ def a_session_syncs_by_itself(open: Opener) -> None:
             assert "".join(env.stream("cat a")) == "new\n"
         finally:
             env.cleanup()
-            if not env.traits.isolated:
+            if env.traits.persistent:
                 say(open(), f"rm -r {there}")
         assert (root / "b").read_text() == "from-there\n"
         assert (root / "gone").read_text() == "old\n"
