@@ -57,6 +57,9 @@ def from_text(text: str, hint: Any) -> Any:
         reader = {str(choice): choice for choice in get_args(plain)}.__getitem__
     try:
         return reader(text.strip()) if reader else text
+    except json.JSONDecodeError:
+        example = '["a", "b"]' if _is_sequence(plain) else '{"a": "b"}'
+        raise Unfit(f"got {text!r}, takes {describe(hint)}, written in JSON: {example}") from None
     except (ValueError, KeyError):
         raise _unfit(text, hint) from None
 
