@@ -60,11 +60,16 @@ PLACES = {
     "docker-snapshots": ({"docker-snapshot", "docker-restore"}, ["--image", IMAGE]),
     "docker-moves": ({"docker-move", "docker-fork"}, ["--image", IMAGE]),
     "docker-files": ({"docker-upload", "docker-download"}, ["--image", IMAGE]),
+    "docker-sync": ({"docker-sync-first", "docker-sync-unchanged"}, ["--image", IMAGE]),
     "podman": ({"podman-true"}, ["--image", IMAGE]),
     "gvisor": ({"gvisor-true"}, ["--image", IMAGE]),
     "apptainer": ({"apptainer-true"}, ["--apptainer-image", APPTAINER["image"]]),
     "ssh": (
         {"ssh-true", "ssh-start"},
+        ["--ssh", str(SSH["host"]), "--ssh-config", os.path.relpath(str(SSH["config_file"]))],
+    ),
+    "ssh-sync": (
+        {"ssh-sync-first", "ssh-sync-unchanged"},
         ["--ssh", str(SSH["host"]), "--ssh-config", os.path.relpath(str(SSH["config_file"]))],
     ),
 }
@@ -109,8 +114,13 @@ def test_only_one_measurement_and_json_to_stdout(capsys: pytest.CaptureFixture[s
     assert row["ratio"] == pytest.approx(row["ours"]["median"] / row["raw"]["median"])
 
 
+LONG = {"docker-moves", "docker-snapshots"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place", [pytest.param(name, marks=[pytest.mark.thorough] if name in LONG else []) for name in PLACES]
+)
 def test_containers_and_hosts_are_measured_beside_their_own_exec(
     place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
