@@ -369,6 +369,7 @@ class TestOwners:
 
         assert owners.fate([], "f") == (Fate.NEW, [])
         assert owners.fate([found("a", "running", "f")], "f") == (Fate.REUSE, ["a"])
+        assert owners.fate([found("a", "paused", "f")], "f") == (Fate.REUSE, ["a"])
         assert owners.fate([found("a", "running", "g")], "f") == (Fate.REPLACE, ["a"])
         assert owners.fate([found("a", "exited", "f")], "f") == (Fate.REPLACE, ["a"])
         two = [found("a", "exited", "f"), found("b", "running", "f")]

@@ -172,6 +172,13 @@ def sparse() -> tarfile.TarInfo:
     return info
 
 
+def pax(body: bytes) -> bytes:
+    block = bytearray(tar.header(Entry(b"pax", "file", 0o644, len(body))))
+    block[156:157], block[148:156] = b"x", b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block) + body.ljust(512, b"\0")
+
+
 LINK, HARD, FOLDER = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
 HOSTILE: dict[str, bytes] = {
     "absolute": hostile(member("/etc/evil")),
@@ -209,6 +216,8 @@ HOSTILE: dict[str, bytes] = {
     "negative_size_by_gnu": resized(Entry(b"f", "file", 0o644), b"\xff" * 12),
     "directory_with_a_size": resized(Entry(b"d", "directory", 0o755), b"00000001000\0") + bytes(512),
     "sparse": hostile(sparse()),
+    "headers_without_an_entry": pax(b"9 key=a\n") * 10 + hostile(member("f")),
+    "no_end_of_the_end": bytes(2 * MB),
 }
 SMALL = Limits(bytes=1000, entries=100, depth=10, path_bytes=255)
 
@@ -291,6 +300,9 @@ def test_without_tar_the_error_says_what_to_install(
         assert env.files.stat(".").kind == "directory"
 
 
+LONG = b"f 644 1 1 1 1 " + b"x" * 20_000 + b"\0\0"
+
+
 def understood(text: bytes) -> list[FileInfo]:
     records = Records()
     found = records.feed(text)
@@ -298,7 +310,9 @@ def understood(text: bytes) -> list[FileInfo]:
     return found
 
 
-@pytest.mark.parametrize("text", [b"nonsense\0\0", b"f 644 1 1 1 1 a", b"f x 1 1 1 1 a\0\0", b"x" * 200_000])
+@pytest.mark.parametrize(
+    "text", [b"nonsense\0\0", b"f 644 1 1 1 1 a", b"f x 1 1 1 1 a\0\0", b"x" * 200_000, LONG]
+)
 def test_nonsense_for_a_list_of_files_is_refused(text: bytes) -> None:
     with pytest.raises(TransferError):
         understood(text)
@@ -395,10 +409,20 @@ def test_what_is_neither_file_nor_directory_nor_link_is_left_out_and_told(
     with pytest.warns(HermitcrabWarning, match="fifo"):
         env.files.upload(tmp_path / "s", "nofifo")
     assert env.files.list("nofifo") == []
+    with pytest.raises(TransferError, match="fifo: Not a regular file"):
+        env.files.upload(tmp_path / "s" / "fifo", "x")
     env.execute("mkdir pipes; mkfifo pipes/p; : >pipes/f")
     with pytest.warns(HermitcrabWarning, match="p is no file"):
         env.files.download("pipes", tmp_path / "t")
     assert seen(tmp_path / "t").keys() == {"f"}
+
+
+def huge(place: Path) -> str:
+    """Would take hours to refuse by counting."""
+    path = place.with_name("huge")
+    path.touch()
+    os.truncate(path, 1 << 42)
+    return str(path)
 
 
 @pytest.mark.parametrize(
@@ -415,6 +439,9 @@ def test_what_is_neither_file_nor_directory_nor_link_is_left_out_and_told(
         (lambda files, place: files.download("/etc/passwd", place), TransferError),
         (lambda files, place: files.download(".", place / "none" / "target"), TransferError),
         (lambda files, place: files.upload(place, "/dev/null"), TransferError),
+        (lambda files, place: files.upload("/dev/zero", "x"), TransferError),
+        (lambda files, place: files.download("/etc/passwd", "/sys/kernel/x"), TransferError),
+        (lambda files, place: files.download(huge(place), place / "huge"), TransferError),
     ],
 )
 def test_what_cannot_be_is_a_clear_error(
@@ -454,6 +481,38 @@ def test_a_large_file_that_shrinks_is_an_error(tmp_path: Path) -> None:
         list(pieces)
 
 
+def test_what_vanishes_while_a_tree_is_read_was_not_there(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    for name in "abcdef":
+        (tree / name / "in").mkdir(parents=True)
+        (tree / name / "file").write_bytes(bytes(MB))
+    pieces = HostTree(tree).pieces()
+    found = [next(pieces)]
+    tree.rename(tmp_path / "moved")
+    for name in "abcdef":
+        shutil.rmtree(tmp_path / "moved" / name)
+    tree.symlink_to("/etc")
+    items = read(b"".join([*found, *pieces]))
+    files = [entry for entry, _ in items if entry.kind == "file"]
+    assert [entry.size for entry in files] == [MB], "the one that was open"
+    assert {entry.path for entry, _ in items} <= {b".", b"a", b"b", b"c", b"d", b"e", b"f"} | {
+        name for each in b"abcdef" for name in (b"%c/in" % each, b"%c/file" % each)
+    }, "nothing of where the link leads"
+
+
+def test_two_downloads_may_have_one_new_target(tmp_path: Path) -> None:
+    stagings = []
+    for name in (b"first", b"second"):
+        staging = Staging(tmp_path / "target", SMALL)
+        staging.begin()
+        staging.feed(archived([(Entry(name, "file", 0o644, 1), b"x")]))
+        stagings.append(staging)
+    for staging in stagings:
+        staging.commit()
+        staging.discard()
+    assert seen(tmp_path).keys() == {"target", "target/first", "target/second"}
+
+
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_a_cancelled_transfer_leaves_nothing_half_done(way: str, quiet_home: Path, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
@@ -480,19 +539,26 @@ def test_a_cancelled_transfer_leaves_nothing_half_done(way: str, quiet_home: Pat
 
 
 INTERRUPTED = """
-import os, signal, sys, hermitcrab
+import os, signal, sys, threading, hermitcrab
 place = sys.argv[1]
+heard = threading.Event()
+def on_interrupt(*_):
+    heard.set()
+    raise KeyboardInterrupt
+signal.signal(signal.SIGINT, on_interrupt)
 os.makedirs(place + "/source")
 for name in "abc":
     with open(f"{place}/source/{name}", "wb") as file: file.truncate(20 << 20)
 with hermitcrab.open("local", cwd=place) as env:
     pressed = []
     def stop(_):
-        if not pressed: os.kill(os.getpid(), signal.SIGINT)
+        if not pressed:
+            os.kill(os.getpid(), signal.SIGINT)
+            heard.wait()  # a busy machine may be done before
         pressed.append(True)
     for transfer in (lambda: env.files.download("source", place + "/target", progress=stop),
                      lambda: env.files.upload(place + "/source", "there", progress=stop)):
-        pressed.clear()
+        pressed.clear(); heard.clear()
         try: transfer()
         except KeyboardInterrupt: print("interrupted", flush=True)
         else: sys.exit("it went on")

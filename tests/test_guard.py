@@ -97,6 +97,17 @@ REFUSED = {
         "if true; then rm -rf /; fi",
         "true && { ! time rm -rf /; }",
         "a || rm -rf ~",
+        "[ -d / ] && rm -rf /*",
+        "[[ -n $x && -d ~ ]] || rm -rf ~",
+        "echo == clean ==; rm -rf /",
+        "find / -type f | xargs rm -f",
+        "find ~ -print0 | sudo xargs -0 rm -rf",
+        "ls -d /* | xargs rm -rf",
+        "cd /; ls | xargs rm -rf",
+        "for f in $(ls /); do rm -rf /$f; done",
+        "rm -rf /home/$(whoami)",
+        "$(which rm) -rf /",
+        "truncate -s 0 /etc/*",
     ],
     "disk": [
         "dd if=/dev/zero of=/dev/sda",
@@ -114,8 +125,13 @@ REFUSED = {
         "cat image | sudo tee /dev/sdb",
         "d=/dev/sda; dd of=$d < image",
         "cryptsetup luksFormat /dev/sda2",
+        "badblocks -wsv /dev/sda",
     ],
-    "kill-all": ["kill -9 -1", "kill -KILL -- -1", "kill -s 9 -1", "killall5 -9", "pkill -9 .", "pkill -u u"],
+    "kill-all": [
+        *("kill -9 -1", "kill -KILL -- -1", "kill -s 9 -1", "killall5 -9", "pkill -9 .", "pkill -u u"),
+        *('pkill -u "$(whoami)"', "pkill -9 -u $(id -u)", "killall -u $UID"),
+        *("kill -9 $(ps -e -o pid=)", "ps aux | awk '{print $2}' | xargs kill"),
+    ],
     "fork-bomb": [":(){ :|:& };:", "bomb() { bomb | bomb & }; bomb", "while :; do sleep 9 & done"],
     "power": [
         "reboot",
@@ -133,6 +149,9 @@ REFUSED = {
         "su -c reboot",
         "echo hello; poweroff -f",
         "ls\nreboot",
+        "$(command -v reboot)",
+        "cd /sbin; ./reboot",
+        "reboot() { sudo reboot; }; reboot",
     ],
 }
 
@@ -212,6 +231,19 @@ def test_a_catastrophe_is_seen(command: str, name: str) -> None:
         "while true; do a & sleep 1; done",
         "alias rm='rm -i'",
         "git rm -r .",
+        'die() { exit 1; }; f() { [ $# -ge 1 ] || die; rm -rf "$1"/*; }; f "$@"',
+        '[ "$x" = / ] && echo "no; rm -rf /"',
+        "find . -type f | xargs rm -f",
+        "find / -name core | xargs rm -rf",
+        "ls | xargs rm -rf",
+        "./shutdown; bin/reboot; ./init 0",
+        "shutdown() { kill $pid; }; trap shutdown TERM",
+        "trap halt EXIT; main() { halt; }; halt() { exit 1; }; main",
+        "truncate -s 0 /var/log/*",
+        'pkill -u "$(whoami)" firefox',
+        "ps aux | grep node | awk '{print $2}' | xargs kill -9",
+        "ps -C node -o pid= | xargs kill",
+        "ps aux | awk '/node/ {print $2}' | xargs kill",
     ],
 )
 def test_ordinary_work_passes(command: str) -> None:
@@ -362,6 +394,18 @@ def test_the_callback_is_asked_and_obeyed(env: hermitcrab.Environment, asked: li
         env.execute("sudo touch no")
     assert asked == [("touch yes; ls", "confirm: touch *"), ("sudo touch no", "confirm: touch *")]
     assert not Path("no").exists()
+
+
+def test_what_it_says_tells_no_forwarded_value(quiet_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_TOKEN", "s3cret")
+    monkeypatch.setenv("NO_VALUE", "")
+    with hermitcrab.open("local", guard_deny=["curl"], forward_env=["API_TOKEN", "NO_VALUE"]) as env:
+        for command in ('curl -H "X: $API_TOKEN" u', 'x=$API_TOKEN; sh -c "curl ${x#s}"'):
+            with pytest.raises(CommandRefused, match="deny: curl") as refused:
+                env.execute(command)
+            assert "3cret" not in str(refused.value)
+        assert env.would_refuse('rm -rf "$NO_VALUE"/*') == "wipe"
+        assert env.would_refuse('rm -rf "$API_TOKEN"/*') is None
 
 
 def test_without_anybody_to_ask_it_is_refused(quiet_home: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -372,3 +373,20 @@ def test_the_snapshot_of_a_program_that_was_killed_while_forking_is_removed() ->
     (kept,) = Store().snapshots()
     assert [each.id for _, each in snapshots.reap()] == [kept.id]
     assert (Store().snapshots(), Store().leftovers()) == ([], [])
+
+
+def test_ctrl_c_waits_until_what_was_begun_is_undone() -> None:
+    undone = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.2)  # nothing tells that the main thread waits
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            undone.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(work())
+    assert undone == [True]

@@ -67,7 +67,7 @@ BACKEND = Backend(
     name="plain",
     summary="this machine, without an agent",
     config=PlainConfig,
-    traits=Traits(isolated=False, network="host", terminals=False, carries="same files"),
+    traits=Traits(isolated=False, network="host", persistent=True, terminals=False, carries="same files"),
     start=start,
     check=lambda: Health(True, ""),
 )

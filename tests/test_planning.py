@@ -20,8 +20,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hermitcrab.errors import HermitcrabWarning, TransferError
 from hermitcrab.files import tar
 from hermitcrab.files.incoming import Arrivals, Landing
-from hermitcrab.files.manifest import FILE, WORKING, Stamp, excluding, scan_directory, stamp_at
-from hermitcrab.files.planning import Agreed, grown_up, host_changes, sent, suspects
+from hermitcrab.files.manifest import FILE, WORKING, Scan, Stamp, excluding, scan_directory, stamp_at
+from hermitcrab.files.planning import (
+    Agreed,
+    Changes,
+    Look,
+    PushPlan,
+    after_push,
+    grown_up,
+    host_changes,
+    sent,
+    suspects,
+)
 from hermitcrab.files.settling import Action
 from hermitcrab.files.sync import AsyncFileSync, SyncReport
 from hermitcrab.testing.inside import soon
@@ -256,6 +266,30 @@ def test_a_young_file_is_compared_by_content(tmp_path: Path) -> None:
     agreement = grown_up(agreement, later, ["a"])
     assert suspects(later, agreement) == []
     assert not host_changes(later, agreement, {})
+
+
+def test_what_vanishes_while_it_is_sent_is_removed_by_the_next_sync() -> None:
+    old, new = Stamp(FILE, size=1, inode=1), Stamp(FILE, size=2, inode=1)
+    scan = Scan({"a": new, "b": new}, frozenset())
+    agreement = {"a": Agreed(old, sent(old), frozenset({b"1"}))}
+    agreement = after_push(scan, agreement, PushPlan(uploads=("a", "b")), {}, None)
+    assert host_changes(Scan({}, frozenset()), agreement, {}).gone == ("a",)
+
+
+def test_our_own_leftovers_are_nobodys_files(tmp_path: Path) -> None:
+    for name in (".hermitcrab-0123456789abcdef", ".hermitcrab-notes"):
+        (tmp_path / name).touch()
+    assert scan_directory(tmp_path, excluding([])).stamps.keys() == {".hermitcrab-notes"}
+
+
+def test_a_sandbox_that_lists_forever_fills_no_memory() -> None:
+    look = Look(Changes(("a/b",), ("gone",)))
+    for number in range(1000):
+        look.saw(f"other{number}/deep/{number}", Stamp(FILE))
+    look.saw("gone/mine", Stamp(FILE))
+    look.occupy("a/b/excluded")
+    assert look.occupied == {"gone", "a/b"}
+    assert not look.stamps
 
 
 def test_what_changed_after_the_scan_is_not_replaced(tmp_path: Path) -> None:

@@ -135,6 +135,8 @@ class TestTasks:
         say(crab, "n=2")
         aside = (tmp_path / "state" / "snapshots").rename(tmp_path / "aside")
         (tmp_path / "state" / "snapshots").touch()
+        with pytest.raises(hermitcrab.StoreError, match=r"state/snapshots/.*; it was not kept"):
+            crab.snapshot()
         with pytest.warns(HermitcrabWarning, match="was not kept, its last snapshot stays"):
             crab.cleanup()
         with pytest.raises(hermitcrab.SessionClosed):

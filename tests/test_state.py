@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -18,6 +19,7 @@ from hermitcrab.core.state import (
     merge,
     moved_to,
     with_variables,
+    without_own_name,
 )
 from hermitcrab.errors import ConfigError
 from tests.strategies import any_state, names, variables
@@ -150,6 +152,13 @@ def test_going_on_in_the_same_place_keeps_everything() -> None:
     arrival = ShellState(cwd="/home", place="here", variables={"HOME": Variable("/home", "x")})
     moved = moved_to(state, arrival)
     assert (moved.cwd, moved.oldpwd, moved.environ["HOME"]) == ("/x", "/y", "/moved")
+
+
+def test_another_sandbox_of_the_same_place_has_its_own_name() -> None:
+    first = ShellState(cwd="/", place="here", variables={"HOSTNAME": Variable("first")})
+    second = replace(first, variables={"HOSTNAME": Variable("second")})
+    assert moved_to(without_own_name(first, first), second).variables["HOSTNAME"].value == "second"
+    assert moved_to(without_own_name(first, second), second).variables["HOSTNAME"].value == "first"
 
 
 @pytest.mark.parametrize(

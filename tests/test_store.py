@@ -67,13 +67,15 @@ class TestRows:
 
     def test_a_session(self, store: Store) -> None:
         session = SavedSession(name="crab é", on="docker:debian", options={"memory": 5}, state="{}", task="t")
-        assert store.add_session(session)
-        assert not store.add_session(SavedSession(name="crab é", on="local"))
+        made, left = Leftover("task", "docker/t"), Leftover("task", "docker/before")
+        store.note(made)
+        store.save_sessions(session, made=[made], left=[left])
+        assert [each[:2] for each in store.leftovers()] == [left[:2]]
         assert store.session("crab é") == session
-        store.save_session(SavedSession(name="crab é", on="local", created=1, used=2))
-        store.save_session(SavedSession(name="a", on="local"))
-        assert [each.name for each in store.sessions()] == ["a", "crab é"]
-        assert store.remove_session("crab é")
+        store.save_sessions(SavedSession(name="crab é", on="local"), SavedSession(name="a", on="local"))
+        assert [(each.name, each.on) for each in store.sessions()] == [("a", "local"), ("crab é", "local")]
+        assert store.remove_session("crab é", [made])
+        assert len(store.leftovers()) == 2
         assert not store.remove_session("crab é")
         assert store.session("crab é") is None
 
@@ -130,7 +132,7 @@ class TestFile:
     def test_nobody_else_can_read_it(self, store: Store) -> None:
         before = os.umask(0)
         try:
-            store.add_session(SavedSession(name="a", on="local"))
+            store.save_sessions(SavedSession(name="a", on="local"))
         finally:
             os.umask(before)
         assert stat.S_IMODE(store.directory.stat().st_mode) == 0o700
@@ -141,14 +143,14 @@ class TestFile:
         assert state_directory({}).is_relative_to(quiet_home)
 
     def test_a_damaged_one_is_named_and_left_alone(self, store: Store) -> None:
-        store.add_session(SavedSession(name="a", on="local"))
+        store.save_sessions(SavedSession(name="a", on="local"))
         path = store.directory / "store.db"
         path.write_bytes(b"this is no database, and longer than a header of a hundred bytes" * 4)
         before = path.read_bytes()
         with pytest.raises(StoreError, match=r"is damaged.*Move it away"):
             store.sessions()
         with pytest.raises(StoreError, match=str(path)):
-            store.add_session(SavedSession(name="b", on="local"))
+            store.save_sessions(SavedSession(name="b", on="local"))
         assert path.read_bytes() == before
 
     def test_half_a_file_is_damaged_too(self, store: Store) -> None:
@@ -159,14 +161,14 @@ class TestFile:
             store.snapshots()
 
     def test_a_newer_hermitcrabs_is_not_touched(self, store: Store) -> None:
-        store.add_session(SavedSession(name="a", on="local"))
+        store.save_sessions(SavedSession(name="a", on="local"))
         with closing(sqlite3.connect(store.directory / "store.db", isolation_level=None)) as database:
             database.execute("PRAGMA user_version = 99")
         with pytest.raises(StoreError, match=r"newer hermitcrab.*upgrade"):
             store.sessions()
 
     def test_an_older_one_is_taken_along(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        store.add_session(SavedSession(name="a", on="local"))
+        store.save_sessions(SavedSession(name="a", on="local"))
         steps = (*hermitcrab.store._MIGRATIONS, "CREATE TABLE extra (x); INSERT INTO extra VALUES (1)")
         monkeypatch.setattr(hermitcrab.store, "_MIGRATIONS", steps)
         assert [each.name for each in store.sessions()] == ["a"]
@@ -179,6 +181,11 @@ class TestFile:
         (tmp_path / "file").touch()
         with pytest.raises(StoreError, match="HERMITCRAB_STATE_DIR"):
             Store(tmp_path / "file" / "state").sessions()
+        with (
+            pytest.raises(StoreError, match="HERMITCRAB_STATE_DIR"),
+            Store(tmp_path / "file" / "state").lock("a"),
+        ):
+            raise AssertionError("there is no such lock")
 
 
 class TestPrograms:
@@ -188,7 +195,7 @@ class TestPrograms:
         code = (
             "say('up'); hear()\n"
             "for n in range(10): store.note(Leftover('archive', f'{sys.argv[2]}-{n}')); "
-            "assert store.add_session(SavedSession(name=f'{sys.argv[2]}-{n}', on='local'))"
+            "store.save_sessions(SavedSession(name=f'{sys.argv[2]}-{n}', on='local'))"
         )
         programs = [program(code, store, str(number)) for number in range(6)]
         for each in programs:

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -290,6 +291,66 @@ def test_kinds_that_changed_are_beside_each_other(env: hermitcrab.Environment, r
     assert (root / "a").read_text() == "old\n"
 
 
+def test_a_kind_that_only_the_host_changed_follows(env: hermitcrab.Environment, root: Path) -> None:
+    there = root.parent / "there"
+    for name in ("dir/deep/x", "own/x", "kept/x"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_text("x\n")
+    (root / "b").write_text("b\n")
+    roots = [SyncRoot(root, str(there), back=True, exclude=["*.pyc"])]
+    sync = FileSync(env.files, roots)
+    sync.before_command()
+    say(env, "echo edited >b; echo new >own/new; echo stays >kept/x.pyc", str(there))
+    for name in ("a", "b"):
+        (root / name).unlink()
+        (root / name).mkdir()
+        (root / name / "in").write_text("in\n")
+    for name in ("dir", "own", "kept"):
+        shutil.rmtree(root / name)
+        (root / name).write_text("file\n")
+    with told("/b ", "/own ", "/kept "):
+        sync.before_command(force=True)
+    assert (there / "a" / "in").read_text() == "in\n"
+    assert (there / "dir").read_text() == "file\n"
+    assert (there / "b").read_text() == "edited\n"
+    assert (there / "own" / "new").read_text() == "new\n"
+    assert (there / "kept" / "x.pyc").read_text() == "stays\n"
+
+
+def test_what_is_excluded_outlives_its_directory(env: hermitcrab.Environment, root: Path) -> None:
+    there = root.parent / "there"
+    (root / "package").mkdir()
+    (root / "package" / "code").write_text("x\n")
+    sync = FileSync(env.files, [SyncRoot(root, str(there), exclude=["cache"])])
+    sync.before_command()
+    say(env, "mkdir package/cache; echo precious >package/cache/it", str(there))
+    shutil.rmtree(root / "package")
+    sync.before_command(force=True)
+    assert (there / "package" / "cache" / "it").read_text() == "precious\n"
+    assert not (there / "package" / "code").exists()
+
+
+def test_what_is_closed_to_us_does_not_keep_the_rest(root: Path) -> None:
+    """As after a sudo, or a database, in the sandbox's copy."""
+    needs_backend("bubblewrap")
+    (root / "data").mkdir()
+    (root / "data" / "x").write_text("x\n")
+    with hermitcrab.open("bubblewrap") as env:
+        sync = FileSync(env.files, [f"{root}:/tmp/there:back"])
+        sync.before_command()
+        closed = "chmod 000 data; mkdir own; touch own/y; chmod 600 own; echo z >z; chmod 000 z"
+        say(env, f"{closed}; echo large >large", "/tmp/there")
+        (root / "a").write_text("new\n")
+        sync.before_command(force=True)
+        with told("/tmp/there/z cannot be read there"):
+            report = sync.sync_back()
+        assert report.brought == (f"{root}/large",)
+        assert (root / "data" / "x").read_text() == "x\n", "what cannot be seen is not gone"
+        assert env.files.read("/tmp/there/a") == b"new\n"
+        closed_ = {each.path for each in env.files.walk("/tmp/there") if each.closed}
+        assert closed_ == {"data", "own"}
+
+
 def test_a_single_file_keeps_its_name_on_each_side(env: hermitcrab.Environment, root: Path) -> None:
     there = root.parent / "there"
     sync = FileSync(env.files, [f"{root}/a:{there}/deep/b:back"])
@@ -560,6 +621,10 @@ def test_a_sandbox_that_lists_forever_is_left(root: Path, monkeypatch: pytest.Mo
             (files.root / "work" / str(number)).touch()
         with told("more than 10 files"):
             await sync.sync_back()
+        monkeypatch.setattr("hermitcrab.files.returning.MOST_LISTED", 5)
+        (root / "a").write_text("new\n")
+        with pytest.raises(TransferError, match="more than 5 files"):
+            await sync.before_command(force=True)
 
     asyncio.run(go())
     assert [each.name for each in root.iterdir()] == ["a"]

@@ -57,17 +57,21 @@ class SavedSession:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Settings that open it again. No secrets."""
     state: str = ""
-    """A `ShellState` as JSON; empty before its first command."""
+    """A `ShellState` as JSON."""
     task: str = ""
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.time)
+
+
+TASK = "task"
+"""The kind of a leftover that is the sandbox and the files of a task, as `BACKEND/TASK`."""
 
 
 class Leftover(NamedTuple):
     """Something outside of the store that no row names: being made, being removed, or forgotten."""
 
     kind: str
-    """Who knows how to remove it: `archive`, or a backend's name."""
+    """Who knows how to remove it: a backend's name, or a word for what it is, as in `snapshots`."""
     what: str
     owner: str = ""
     noted: float = 0.0

@@ -103,7 +103,7 @@ class Keeper:
 
         try:
             snapshot = await taken(self._store, self._resolved, session, "", record, automatic=True)
-        except (SandboxError, OSError) as error:
+        except SandboxError as error:
             warn(f"the task was not kept, its last snapshot stays: {error}")
             return
         if replaced is None:

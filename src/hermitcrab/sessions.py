@@ -13,21 +13,23 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermitcrab.async_environment import AsyncEnvironment
 from hermitcrab.backends import registry
-from hermitcrab.backends.data import data_directory, remove_tree
+from hermitcrab.backends.data import remove_tree, task_directory
 from hermitcrab.config import Resolved, resolve, settings_for
 from hermitcrab.core import loop
 from hermitcrab.core.state import ShellState
 from hermitcrab.environment import Environment, around
-from hermitcrab.errors import ConfigError, HermitcrabWarning, SandboxError, StoreError
+from hermitcrab.errors import ConfigError, HermitcrabWarning, SandboxError
 from hermitcrab.opening import opened
-from hermitcrab.store import SavedSession, Slot, Store
+from hermitcrab.records import TASK
+from hermitcrab.store import Leftover, SavedSession, Slot, Store
 
 if TYPE_CHECKING:
     from hermitcrab.moving import Plan
@@ -76,17 +78,12 @@ def create(name: str, settings: Resolved, snapshot: str = "", waiting: Waiting |
     """The same with settings that are known. It is started once; after a failure there is none."""
     store, wanted = Store(), _own(settings, checked(name))
     with _alone(store, name, waiting):
-        # Recorded before anything is made: whatever happens, `remove` knows of it.
-        if not store.add_session(_saved(name, wanted)):
+        if store.session(name):
             raise ConfigError(f"there is a session named {name!r}; `hermitcrab rm {name}` removes it")
-        try:
-            with _no_files_unless_begun(wanted):
-                environment = loop.run(opened(wanted, snapshot=snapshot))
-        except BaseException:
-            store.remove_session(name)
-            raise
+        with _nothing_unless_begun(store, wanted) as made:
+            environment = loop.run(opened(wanted, snapshot=snapshot))
         saved = _saved(name, wanted, environment)
-        store.save_session(saved)
+        store.save_sessions(saved, made=made)
         loop.run(_leave(environment))
     return saved
 
@@ -98,7 +95,7 @@ def use(name: str, waiting: Waiting | None = None) -> Iterator[Environment]:
         try:
             yield around(environment)
         finally:
-            store.save_session(_renewed(saved, environment))
+            store.save_sessions(_renewed(saved, environment))
 
 
 def move(name: str, settings: Resolved, plan: Plan, waiting: Waiting | None = None) -> SavedSession:
@@ -107,16 +104,20 @@ def move(name: str, settings: Resolved, plan: Plan, waiting: Waiting | None = No
 
     with _used(name, waiting) as (store, saved, old):
         wanted = _own(settings, name)
-        with _no_files_unless_begun(wanted):
+        with _nothing_unless_begun(store, wanted) as made:
             new = loop.run(moving.move_into(old, wanted, replace(plan, keep_old=True)))
         moved = replace(_saved(name, wanted, new), created=saved.created)
-        store.save_session(moved)
+        left = [] if plan.keep_old else _leftovers(saved.on, saved.task)
+        store.save_sessions(moved, made=made, left=left)
         loop.run(_leave(new))
         if not plan.keep_old:
             try:
                 loop.run(_end(old, saved))
             except SandboxError as error:
                 warnings.warn(f"the old sandbox did not end well: {error}", HermitcrabWarning, stacklevel=2)
+            else:
+                for each in left:
+                    store.removed(each)
     return moved
 
 
@@ -124,16 +125,17 @@ def fork(name: str, names: Sequence[str], directory: str = "", waiting: Waiting 
     """Copies of the session, under names of their own. All of them or none."""
     from hermitcrab import forking
 
-    for each in names:
-        if Store().session(checked(each)) or names.count(each) > 1:
-            raise ConfigError(f"there is a session named {each!r} already; choose other --names")
-    with _used(name, waiting) as (store, _, environment):
+    with _used(name, waiting) as (store, _, environment), ExitStack() as stack:
+        for each in names:
+            if store.session(checked(each)) or names.count(each) > 1:
+                raise ConfigError(f"there is a session named {each!r} already; choose other --names")
+            stack.enter_context(store.lock(f"session {each}", 0))
         wanted = [_own(environment._resolved, each) for each in names]
-        with _no_files_unless_begun(*wanted):
+        with _nothing_unless_begun(store, *wanted) as made:
             forks = loop.run(forking.fork_into(environment, wanted, directory, lasting=True))
-        for each, settings, made in zip(names, wanted, forks, strict=True):
-            store.save_session(_saved(each, settings, made))
-            loop.run(_leave(made))
+        store.save_sessions(*map(_saved, names, wanted, forks), made=made)
+        for fork in forks:
+            loop.run(_leave(fork))
 
 
 def remove(name: str, *, force: bool = False, waiting: Waiting | None = None) -> str:
@@ -150,7 +152,7 @@ def remove(name: str, *, force: bool = False, waiting: Waiting | None = None) ->
     except SandboxError:
         if not force:
             raise
-        Store().remove_session(name)
+        Store().remove_session(name, _leftovers(saved.on, saved.task))
     return ""
 
 
@@ -167,16 +169,8 @@ def _used(name: str, waiting: Waiting | None) -> Iterator[tuple[Store, SavedSess
             loop.run(_leave(environment))
 
 
-@contextmanager
-def _alone(store: Store, name: str, waiting: Waiting | None) -> Iterator[None]:
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(store.lock(f"session {name}", 0))
-        except StoreError:
-            if waiting is not None:
-                waiting(name)
-            stack.enter_context(store.lock(f"session {name}", float("inf")))
-        yield
+def _alone(store: Store, name: str, waiting: Waiting | None) -> AbstractContextManager[None]:
+    return store.lock(f"session {name}", float("inf"), partial(waiting, name) if waiting else None)
 
 
 def _own(resolved: Resolved, name: str) -> Resolved:
@@ -192,37 +186,45 @@ def _own(resolved: Resolved, name: str) -> Resolved:
     return replace(resolved, options=options)
 
 
-def _files(backend: str, task: str) -> Path:
-    """What a persistent sandbox of that task has on this machine."""
-    return data_directory(os.environ) / backend / task
-
-
 @contextmanager
-def _no_files_unless_begun(*settings: Resolved) -> Iterator[None]:
+def _nothing_unless_begun(store: Store, *settings: Resolved) -> Iterator[list[Leftover]]:
+    """What is made in the block is noted first; `save_sessions` makes it the sessions' own."""
+    made = [left for each in settings for left in _leftovers(each.backend.name, _task(each))]
+    for each in made:
+        store.note(each)
     try:
-        yield
+        yield made
     except BaseException:
-        for each in settings:
-            if task := getattr(each.options, "task_id", ""):
-                remove_tree(_files(each.backend.name, task))
+        from hermitcrab import snapshots
+
+        snapshots.remove_noted(store, made)
         raise
 
 
-def _saved(name: str, resolved: Resolved, environment: AsyncEnvironment | None = None) -> SavedSession:
+def _leftovers(backend: str, task: str) -> list[Leftover]:
+    """What there is of a task that no session has any more."""
+    return [Leftover(TASK, f"{backend}/{task}")] if task else []
+
+
+def _task(resolved: Resolved) -> str:
+    return str(getattr(resolved.options, "task_id", ""))
+
+
+def _saved(name: str, resolved: Resolved, environment: AsyncEnvironment) -> SavedSession:
     options = _plain_settings(resolved)
-    if environment is not None and not environment.traits.workspace:
+    if not environment.traits.workspace:
         options["cwd"] = environment.workspace
     return SavedSession(
         name=name,
         on=resolved.backend.name,
         options=options,
-        state=environment.state.to_json() if environment else "",
-        task=str(getattr(resolved.options, "task_id", "")),
+        state=environment._session.lasting_state.to_json(),
+        task=_task(resolved),
     )
 
 
 def _renewed(saved: SavedSession, environment: AsyncEnvironment) -> SavedSession:
-    return replace(saved, state=environment.state.to_json(), used=time.time())
+    return replace(saved, state=environment._session.lasting_state.to_json(), used=time.time())
 
 
 def _plain_settings(resolved: Resolved) -> dict[str, Any]:
@@ -252,8 +254,6 @@ def _resolved(saved: SavedSession) -> Resolved:
 
 async def _reopened(saved: SavedSession) -> AsyncEnvironment:
     resolved = _resolved(saved)
-    if not saved.state:  # its maker was killed before it had begun
-        return await opened(resolved)
     environment = await opened(resolved.going_on(), ShellState.from_json(saved.state))
     environment.workspace = environment.traits.workspace or resolved.session.cwd
     return environment
@@ -271,7 +271,7 @@ async def _leave(environment: AsyncEnvironment) -> None:
 async def _end(environment: AsyncEnvironment, saved: SavedSession) -> None:
     """The sandbox, and all that was its own."""
     environment._keeper = None
-    files = _files(saved.on, saved.task) if saved.task else None
+    files = task_directory(saved.on, saved.task, os.environ) if saved.task else None
     if files is not None:
         home = environment.state.environ.get("HOME", "")
         for path, kept in ((environment.traits.workspace, "workspace"), (home, "home")):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import shutil
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from hermitcrab import trees
 from hermitcrab.backends import registry
-from hermitcrab.backends.data import remove_tree
+from hermitcrab.backends.data import remove_tree, task_directory
 from hermitcrab.core.protocols import Backend, Listed, Snapshots
 from hermitcrab.errors import (
     HermitcrabWarning,
     SandboxError,
+    StoreError,
     UnsupportedCapability,
 )
+from hermitcrab.records import TASK
 from hermitcrab.store import Leftover, Snapshot, Store
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from hermitcrab.core.session import Session
 
 ARCHIVE, DIRECTORY, SNAPSHOT = "archive", "directory", "snapshot"
+_KINDS = {DIRECTORY: "a fork's files", TASK: "what is left of a session"}
 _SURELY_OVER = 3600.0
 """Seconds after which an engine that was asked by a dead program does not make anything any more."""
 _SWEEP_AFTER = 0.3
@@ -64,24 +68,26 @@ def forget_snapshot(id: str, store: Store | None = None) -> bool:
     """Remove a snapshot and all that belongs to it. Whether there was one."""
     store = store or Store()
     known = store.snapshot(id) is not None
-    for left in store.forget_snapshot(id):
-        with suppress(SandboxError):  # in use, or nobody answers: it stays a leftover
-            _remove(store, left)
-            store.removed(left)
+    remove_noted(store, store.forget_snapshot(id))
     return known
 
 
 def remove_leftovers(id: str, store: Store | None = None) -> None:
     """Try again what `forget_snapshot` could not remove because it was in use."""
     store = store or Store()
-    for left in [each for each in store.leftovers() if id in each.what]:
+    remove_noted(store, [each for each in store.leftovers() if id in each.what])
+
+
+def remove_noted(store: Store, leftovers: Iterable[Leftover]) -> None:
+    """What is in use, or of an engine that does not answer, stays a leftover."""
+    for left in leftovers:
         with suppress(SandboxError):
             _remove(store, left)
             store.removed(left)
 
 
 def reap(store: Store | None = None) -> list[tuple[str, Listed]]:
-    """Remove what killed programs left of snapshots: a backend's name or `archive`, and what."""
+    """Remove what killed programs left: a backend's name, or the kind of what it is, and what."""
     store, gone = store or Store(), []
     for left in [each for each in store.leftovers() if each.orphaned] if store.exists() else []:
         with suppress(SandboxError):  # what must stay for now, and notes that name nothing
@@ -89,7 +95,8 @@ def reap(store: Store | None = None) -> list[tuple[str, Listed]]:
             if found or left.age > _SURELY_OVER:
                 store.removed(left)
             if found:
-                gone.append((left.kind, Listed(left.what, "a snapshot", orphaned=True, age=left.age)))
+                detail = _KINDS.get(left.kind, "a snapshot")
+                gone.append((left.kind, Listed(left.what, detail, orphaned=True, age=left.age)))
     return gone
 
 
@@ -114,18 +121,17 @@ async def taken(
         snapshot = await _made(store, resolved, session, id, automatic=automatic)
         snapshot = replace(snapshot, label=label)
         await asyncio.to_thread(record, snapshot, *made)
-    except BaseException:
-        for each in made:
-            with suppress(SandboxError):
-                await asyncio.to_thread(_remove, store, each)
-                await asyncio.to_thread(store.removed, each)
+    except BaseException as error:
+        await asyncio.to_thread(remove_noted, store, made)
+        if isinstance(error, OSError):
+            raise StoreError(f"{store.archives / id}: {error.strerror}; it was not kept") from error
         raise
     return snapshot
 
 
 async def _made(store: Store, resolved: Resolved, session: Session, id: str, *, automatic: bool) -> Snapshot:
     capability, config = required(resolved.backend), resolved.options
-    sandbox, state = await session.ready(), session.state
+    sandbox, state = await session.ready(), session.lasting_state
     carried = carried_names(resolved)
     whole = [
         tree._replace(exclude=(*tree.exclude, *carried)) if tree.home else tree
@@ -189,8 +195,23 @@ def _remove(store: Store, left: Leftover) -> bool:
         there = Path(left.what).exists()
         remove_tree(Path(left.what))
         return there
+    if left.kind == TASK:
+        for each in store.leftovers():
+            if each.what.startswith(f"{left.what}/"):  # that it was being opened
+                store.removed(each)
+        return _task_removed(*left.what.split("/", 1))
     capability = registry.get(left.kind).snapshots
     return capability is not None and capability.remove(left.what)
+
+
+def _task_removed(backend: str, task: str) -> bool:
+    """Its sandbox, if one runs, and its files."""
+    end = registry.get(backend).end_task
+    ran = end is not None and end(task)
+    files = task_directory(backend, task, os.environ)
+    there = files.exists()
+    remove_tree(files)
+    return ran or there
 
 
 _swept: set[Path] = set()

@@ -16,7 +16,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -141,36 +141,52 @@ class Store:
             row = database.execute("SELECT * FROM sessions WHERE name = ?", [name]).fetchone()
         return _session(row) if row else None
 
-    def add_session(self, session: SavedSession) -> bool:
-        """Record a new one; False when the name is taken."""
-        with self._writing() as database:
-            return _put(database, "INSERT OR IGNORE", "sessions", session)
+    def save_sessions(
+        self, *sessions: SavedSession, made: Iterable[Leftover] = (), left: Iterable[Leftover] = ()
+    ) -> None:
+        """Record them, in place of what has their names.
 
-    def save_session(self, session: SavedSession) -> None:
-        """Record it, in place of what has its name."""
+        What was made for them is no leftover any more; what they left is one of this program.
+        """
         with self._writing() as database:
-            _put(database, "INSERT OR REPLACE", "sessions", session)
+            for session in sessions:
+                _put(database, "INSERT OR REPLACE", "sessions", session)
+            for each in made:
+                _drop(database, each)
+            for each in left:
+                _note(database, each)
 
-    def remove_session(self, name: str) -> bool:
-        """Whether there was one."""
+    def remove_session(self, name: str, left: Iterable[Leftover] = ()) -> bool:
+        """Whether there was one. What it left is a leftover of this program."""
         with self._writing() as database:
+            for each in left:
+                _note(database, each)
             return database.execute("DELETE FROM sessions WHERE name = ?", [name]).rowcount > 0
 
     @contextmanager
-    def lock(self, name: str, patience: float = BUSY_SECONDS) -> Iterator[None]:
+    def lock(
+        self, name: str, patience: float = BUSY_SECONDS, waiting: Callable[[], object] | None = None
+    ) -> Iterator[None]:
         """Alone with that name among all programs, for the length of the block; StoreError past the patience.
 
-        It ends with its holder, however that ends.
+        It ends with its holder, however that ends. `waiting` is called when somebody else has it.
         """
-        locks = self._made(self.directory / "locks")
         # Any text is a name; a file's must be short and without slashes.
-        path = locks / hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:32]
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:32]
+        path = self.directory / "locks" / file
+        try:
+            self._made(path.parent)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._refused(error) from error
         try:
             deadline = time.monotonic() + patience
             while not _locked(descriptor):
                 if time.monotonic() > deadline:
                     raise StoreError(f"{name!r} is in use by another program; wait for it, or end it")
+                if waiting is not None:
+                    waiting()
+                    waiting = None
                 time.sleep(_LOCK_POLL)
             yield
         finally:
@@ -222,10 +238,7 @@ class Store:
         except sqlite3.Error as error:
             raise self._explained(error) from error
         except OSError as error:
-            raise StoreError(
-                f"{error.filename or self.directory}: {error.strerror}; "
-                f"set {DIRECTORY_VARIABLE} to a directory that you can write to"
-            ) from error
+            raise self._refused(error) from error
 
     def _upgrade(self, database: sqlite3.Connection) -> None:
         if _version(database) == len(_MIGRATIONS):
@@ -242,6 +255,12 @@ class Store:
             for number in range(version, len(_MIGRATIONS)):
                 steps = f"{_MIGRATIONS[number]}; PRAGMA user_version = {number + 1};"
                 database.executescript(f"BEGIN IMMEDIATE; {steps} COMMIT;")
+
+    def _refused(self, error: OSError) -> StoreError:
+        return StoreError(
+            f"{error.filename or self.directory}: {error.strerror}; "
+            f"set {DIRECTORY_VARIABLE} to a directory that you can write to"
+        )
 
     def _explained(self, error: sqlite3.Error) -> StoreError:
         if isinstance(error, sqlite3.OperationalError):
@@ -273,11 +292,11 @@ def _insert(database: sqlite3.Connection, snapshot: Snapshot, made: tuple[Leftov
         _drop(database, each)
 
 
-def _put(database: sqlite3.Connection, how: str, table: str, row: Snapshot | SavedSession) -> bool:
+def _put(database: sqlite3.Connection, how: str, table: str, row: Snapshot | SavedSession) -> None:
     columns = [each.name for each in fields(row)]
     values = [_column(getattr(row, name)) for name in columns]
     names, marks = ", ".join(f'"{name}"' for name in columns), ", ".join("?" * len(columns))
-    return database.execute(f"{how} INTO {table} ({names}) VALUES ({marks})", values).rowcount > 0
+    database.execute(f"{how} INTO {table} ({names}) VALUES ({marks})", values)
 
 
 def _column(value: Any) -> Any:

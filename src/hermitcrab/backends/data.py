@@ -21,6 +21,11 @@ def data_directory(environ: Mapping[str, str]) -> Path:
     return Path(platformdirs.user_data_dir("hermitcrab")) / "sandboxes"
 
 
+def task_directory(backend: str, task: str, environ: Mapping[str, str]) -> Path:
+    """What a persistent sandbox of that task has on this machine."""
+    return data_directory(environ) / backend / task
+
+
 def remove_tree(directory: Path) -> None:
     """`rm`, because `shutil.rmtree` gives up where a command nested a thousand directories."""
     if subprocess.run(["rm", "-rf", "--", directory], stderr=subprocess.DEVNULL, check=False).returncode != 0:

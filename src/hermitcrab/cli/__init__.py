@@ -134,6 +134,7 @@ def parser() -> argparse.ArgumentParser:
     cp = add("cp", "cp", "copy files and trees to, from and between named sessions", CP_NOTES)
     cp.add_argument("source", metavar="SOURCE")
     cp.add_argument("target", metavar="TARGET")
+    _links_option(cp)
 
     move = add("move", "move", "a named session, with its files, into another sandbox", MOVE_NOTES)
     move.add_argument("name", metavar="NAME")
@@ -142,7 +143,7 @@ def parser() -> argparse.ArgumentParser:
     _directory_option(move)
     move.add_argument("--exclude", metavar="PATH", action="append", default=[], help="leave this behind")
     move.add_argument("--keep-code", action="store_true", help="take functions and aliases even to a host")
-    move.add_argument("--outward-links", action="store_true", help="take links that lead out of the tree too")
+    _links_option(move)
 
     fork = add("fork", "fork", "independent copies of a named session, with names of their own")
     fork.add_argument("name", metavar="NAME")
@@ -216,6 +217,12 @@ def _set_option(command: argparse.ArgumentParser) -> None:
 
 def _directory_option(command: argparse.ArgumentParser) -> None:
     command.add_argument("--directory", metavar="DIR", help="the files to take; else the workspace")
+
+
+def _links_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--outward-links", action="store_true", help="take links that lead out of the tree too"
+    )
 
 
 def _on_option(command: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from hermitcrab.cli.named import waiting
 from hermitcrab.core import loop
 from hermitcrab.environment import Environment
 from hermitcrab.errors import ConfigError, TransferError
-from hermitcrab.files.streams import Report
+from hermitcrab.files.entries import Limits
 from hermitcrab.moving import Plan
 
 
@@ -40,7 +40,8 @@ def main(args: argparse.Namespace) -> int:
                     name: stack.enter_context(sessions.use(name, waiting))
                     for name in sorted({source.session, target.session} - {""})
                 }
-                copy(source, target, used, meter.show)
+                limits = Limits(outward_links=True) if args.outward_links else None
+                copy(source, target, used, Plan(limits=limits, progress=meter.show))
         except KeyboardInterrupt:
             return interrupts.exit_code
     return 0
@@ -52,15 +53,16 @@ def side(text: str) -> Side:
     return Side(named[1], named[2]) if named else Side("", text)
 
 
-def copy(source: Side, target: Side, used: dict[str, Environment], progress: Report) -> None:
+def copy(source: Side, target: Side, used: dict[str, Environment], plan: Plan) -> None:
     inside = target.path.endswith("/") or is_directory(target, used)
     path = posixpath.join(target.path, basename(source.path)) if inside else target.path
     if not source.session:
-        used[target.session].files.upload(source.path, path, progress=progress)
+        used[target.session].files.upload(source.path, path, progress=plan.progress)
     elif not target.session:
-        used[source.session].files.download(source.path, path, progress=progress)
+        limits = plan.limits or Limits()
+        used[source.session].files.download(source.path, path, progress=plan.progress, limits=limits)
     else:
-        between(used[source.session], source.path, used[target.session], path, progress)
+        between(used[source.session], source.path, used[target.session], path, plan)
 
 
 def basename(path: str) -> str:
@@ -76,10 +78,10 @@ def is_directory(each: Side, used: dict[str, Environment]) -> bool:
     return not each.path or (files.exists(each.path) and files.stat(each.path).kind == "directory")
 
 
-def between(old: Environment, source: str, new: Environment, target: str, progress: Report) -> None:
+def between(old: Environment, source: str, new: Environment, target: str, plan: Plan) -> None:
     info = old.files.stat(source)
     if info.kind == "directory":
-        loop.run(moving.shipped(old._async, source, new._async, target, Plan(progress=progress)))
+        loop.run(moving.shipped(old._async, source, new._async, target, plan))
     elif info.kind == "file":
         loop.run(new._async.files.write(target, old._async.files.chunks(source), mode=info.mode or None))
     else:

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_UNDOING_PATIENCE = 30.0
+
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _owner = 0
@@ -38,9 +40,16 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         return future.result()
     except BaseException:
-        # Ctrl-C while waiting: what was asked for is not wanted any more.
-        future.cancel()
+        # Ctrl-C while waiting: what was asked for is not wanted any more. The program may end now, which
+        # would cut off the undoing, so that is waited for; a second Ctrl-C ends the wait.
+        if future.cancel():
+            asyncio.run_coroutine_threadsafe(_end_of(coroutine), loop).result()
         raise
+
+
+async def _end_of(coroutine: Coroutine[Any, Any, object]) -> None:
+    if tasks := [each for each in asyncio.all_tasks() if each.get_coro() is coroutine]:
+        await asyncio.wait(tasks, timeout=_UNDOING_PATIENCE)
 
 
 def iterate(source: AsyncIterator[T]) -> Iterator[T]:

@@ -209,5 +209,7 @@ class Backend(Generic[C]):
     """Those that outlive a program, or may after a crash, whoever of this user's programs started them."""
     reap: Callable[[], list[Listed]] | None = None
     """Removes those whose owners are gone, and says which."""
+    end_task: Callable[[str], bool] | None = None
+    """Removes the sandbox of a task that outlives its programs. Whether there was one."""
     snapshots: Snapshots | None = None
     """None where a sandbox is not ours to copy."""

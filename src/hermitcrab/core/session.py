@@ -28,7 +28,15 @@ from hermitcrab.core.dump import DamagedDump, NoDirectory, Parsed
 from hermitcrab.core.execs import Input, PendingExec
 from hermitcrab.core.login import Arrival, Doorman
 from hermitcrab.core.shells import Shells
-from hermitcrab.core.state import ShellState, merge, moved_to, path_in, with_variables, without_variables
+from hermitcrab.core.state import (
+    ShellState,
+    merge,
+    moved_to,
+    path_in,
+    with_variables,
+    without_own_name,
+    without_variables,
+)
 from hermitcrab.errors import (
     ConfigError,
     SandboxError,
@@ -101,6 +109,8 @@ class Session:
         self._closed = False
         self._shells: Shells
         self._state: ShellState
+        self._arrival: ShellState
+        """What a login shell was when the session began."""
         self._parsed: Parsed | None = None
         self._used = 0.0
         self._spill_dir = config.spill_dir or default_directory()
@@ -117,6 +127,7 @@ class Session:
         `arrived` may bring what has to be there before the session enters its directory.
         """
         arrival = await self._arrive()
+        self._arrival = arrival.state
         begin = arrival.state if state is None else moved_to(state, arrival.state, keep_code=keep_code)
         self._state = without_variables(with_variables(begin, self._config.env), self._injected_names)
         if arrived is not None:
@@ -168,6 +179,11 @@ class Session:
     @property
     def state(self) -> ShellState:
         return self._state
+
+    @property
+    def lasting_state(self) -> ShellState:
+        """The state as it is kept for another sandbox."""
+        return without_own_name(self._state, self._arrival)
 
     def relocate(self, cwd: str, oldpwd: str | None) -> None:
         """Go on in another directory, where what was in the old one now is."""

@@ -244,6 +244,8 @@ def moved_to(state: ShellState, arrival: ShellState, *, keep_code: bool = False)
 
     variables = {name: value for name, value in state.variables.items() if not stays_behind(name)}
     variables |= {name: value for name, value in arrival.variables.items() if stays_behind(name)}
+    if "HOSTNAME" in arrival.variables:
+        variables.setdefault("HOSTNAME", arrival.variables["HOSTNAME"])  # see without_own_name
     return replace(
         state,
         cwd=state.cwd if same_place else arrival.cwd,
@@ -254,6 +256,13 @@ def moved_to(state: ShellState, arrival: ShellState, *, keep_code: bool = False)
         place=arrival.place,
         trusted=arrival.trusted,
     )
+
+
+def without_own_name(state: ShellState, arrival: ShellState) -> ShellState:
+    """`state` to be kept for another sandbox of the same place, a container say, whose name is another."""
+    known = state.variables.get("HOSTNAME")
+    unchanged = known is not None and known == arrival.variables.get("HOSTNAME")
+    return without_variables(state, frozenset({"HOSTNAME"})) if unchanged else state
 
 
 def is_loader(name: str) -> bool:

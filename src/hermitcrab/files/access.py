@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,7 +16,7 @@ from hermitcrab.core.session import Session
 from hermitcrab.core.state import path_in
 from hermitcrab.errors import HermitcrabWarning, TransferError
 from hermitcrab.files.archive import HostTree, rewritten
-from hermitcrab.files.entries import FileInfo, Limits, inside, is_inside
+from hermitcrab.files.entries import FileInfo, Limits, inside, is_inside, weight
 from hermitcrab.files.staging import Staging
 from hermitcrab.files.streams import PORTION, Reporter, ahead, file_pieces, gathered, in_thread, split
 from hermitcrab.files.streams import Report as Report
@@ -86,15 +87,18 @@ class AsyncFiles:
     async def list(self, path: str = "") -> Listing:
         """What is in a directory, by name; links are not followed."""
         found: Listing = []
+        room = _LONGEST_LIST
         async with aclosing(self._records("list", f"list {path or '.'}", [path])) as records:
             async for batch in records:
                 found += map(inside, batch)
-                if len(found) > _LONGEST_LIST:
+                room -= sum(weight(info.path, info.target) for info in batch)
+                if room < 0:
                     raise TransferError(f"{path} has more than {_LONGEST_LIST} entries; use walk")
         return sorted(found)
 
     async def walk(self, path: str = "") -> AsyncGenerator[FileInfo, None]:
-        """All that is in a directory and in those below it, in no order; links are not followed."""
+        """All that is in a directory and in those below it, in no order; links are not followed, and
+        what is in a `closed` directory is not told."""
         async with aclosing(self._batches(path)) as batches:
             async for batch in batches:
                 for info in batch:
@@ -162,14 +166,15 @@ class AsyncFiles:
             await self._upload_tree(source, path, Reporter(progress))
             return
         try:
-            file = await in_thread(open, source, "rb")
+            file = await in_thread(_readable_file, source)
         except OSError as error:
             raise TransferError(f"cannot read {source}: {error.strerror}") from error
         with file:
             status = os.fstat(file.fileno())
             own = status.st_mode & 0o777
             pieces = Reporter(progress, status.st_size).counted(file_pieces(file.fileno()))
-            await self.write(path, ahead(pieces), mode=mode or own or None, parents=parents)
+            # To the agent 0 says nothing of the mode; what nobody may read must not become readable to all.
+            await self.write(path, ahead(pieces), mode=mode or own or 0o600, parents=parents)
 
     async def _upload_tree(self, source: Path, path: str, reporter: Reporter) -> None:
         tree = HostTree(source)
@@ -210,6 +215,9 @@ class AsyncFiles:
     ) -> None:
         if await in_thread(target.is_dir):
             raise TransferError(f"{target} is a directory; a file cannot take its place")
+        too_much = TransferError(f"{path} has more than {limits.bytes} bytes (Limits.bytes)")
+        if info.size > limits.bytes:
+            raise too_much
         part = target.with_name(f".hermitcrab-{secrets.token_hex(8)}")
         taken = 0
         try:
@@ -217,14 +225,15 @@ class AsyncFiles:
                 async for piece in reporter.counted(gathered(self.chunks(path))):
                     taken += len(piece)
                     if taken > limits.bytes:
-                        raise TransferError(f"{path} has more than {limits.bytes} bytes (Limits.bytes)")
+                        raise too_much
                     await in_thread(file.write, piece)
                 os.fchmod(file.fileno(), info.mode & 0o777)
             part.replace(target)
         except OSError as error:
             raise TransferError(f"cannot write {target}: {error.strerror}") from error
         finally:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):  # in its place, or it could not be made
+                part.unlink()
 
     async def _download_tree(self, path: str, target: Path, reporter: Reporter, limits: Limits) -> None:
         staging = Staging(target, limits)
@@ -245,9 +254,9 @@ class AsyncFiles:
     ) -> AsyncGenerator[bytes, None]:
         """A directory of the sandbox as a tar archive, in pieces; what they hold is the sandbox's word.
 
-        With `names`, relative to it, exactly those, a directory without what is in it; missing ones are left
-        out. `exclude` has relative paths that are left out with all below them. Sockets, pipes and
-        devices always are.
+        With `names`, relative to it, exactly those, a directory without what is in it; what is missing or may
+        not be read is left out. `exclude` has relative paths that are left out with all below them.
+        Sockets, pipes and devices always are.
         """
         stdin = None if names is None else listed(_checked(names))
         arguments = [str(int(names is not None)), path, *_checked(exclude)]
@@ -297,6 +306,15 @@ _PATH_AT = {
     "unpack": 1,
 }
 """Which argument of a tool is the path."""
+
+
+def _readable_file(path: Path) -> BinaryIO:
+    """Not a pipe, which might keep us waiting for ever, nor a device without an end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return open(descriptor, "rb", buffering=0)
+    os.close(descriptor)
+    raise TransferError(f"cannot read {path}: Not a regular file")
 
 
 def _private_file(path: Path) -> BinaryIO:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 
 from hermitcrab.errors import TransferError
 from hermitcrab.files import tar
 from hermitcrab.files.entries import Limits
-from hermitcrab.files.streams import PIECE as PIECE
+from hermitcrab.files.streams import PIECE, in_pieces
 from hermitcrab.files.tar import Entry
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class HostTree:
@@ -28,62 +33,59 @@ class HostTree:
 
     def pieces(self) -> Iterator[bytes]:
         """The archive. A file that cannot be read ends it, with an error that names it."""
-        gathered = bytearray()
-        for part in self._parts():
-            gathered += part
-            if len(gathered) >= PIECE:
-                yield bytes(gathered)
-                gathered.clear()
-        yield bytes(gathered) + tar.END
+        return in_pieces(itertools.chain(self._parts(), [tar.END]))
 
     def _parts(self) -> Iterator[bytes]:
         try:
             yield _head(b".", os.stat(self._root))
-            for path, found in self._walk():
-                yield from self._entry(path, found)
-                self.files += 1
+            for path, directory, found in self._walk():
+                with suppress(FileNotFoundError):  # removed since it was seen
+                    yield from self._entry(path, directory, found)
+                    self.files += 1
         except OSError as error:
-            name = error.filename if error.filename is not None else self._root
-            raise TransferError(f"cannot read {os.fsdecode(name)}: {error.strerror}") from error
+            raise TransferError(f"cannot read {os.fsdecode(self._root)}: {error.strerror}") from error
 
-    def _walk(self) -> Iterator[tuple[bytes, os.DirEntry[bytes]]]:
-        """A directory before what is in it."""
-        open_ = [(b"", os.scandir(self._root))]
+    def _walk(self) -> Iterator[tuple[bytes, int, os.DirEntry[str]]]:
+        """A directory before what is in it, by way of no link: a sandbox may have the tree mounted."""
+        open_ = [_Open(b"", os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))]
         try:
             while open_:
-                prefix, entries = open_[-1]
-                for found in entries:
-                    path = prefix + found.name
-                    yield path, found
+                within = open_[-1]
+                for found in within.entries:
+                    path = within.prefix + os.fsencode(found.name)
+                    yield path, within.descriptor, found
                     if found.is_dir(follow_symlinks=False):
-                        open_.append((path + b"/", os.scandir(found.path)))
-                        break
+                        with suppress(FileNotFoundError), self._naming(path):
+                            inner = os.open(found.name, _DIRECTORY, dir_fd=within.descriptor)
+                            open_.append(_Open(path + b"/", inner))
+                            break
                 else:
-                    entries.close()
-                    open_.pop()
+                    open_.pop().close()
         finally:
-            for _, entries in open_:
-                entries.close()
+            for each in open_:
+                each.close()
 
-    def _entry(self, path: bytes, found: os.DirEntry[bytes]) -> Iterator[bytes]:
+    def _entry(self, path: bytes, directory: int, found: os.DirEntry[str]) -> Iterator[bytes]:
         if found.is_file(follow_symlinks=False):
-            yield from self._content(path, found.path)
+            yield from self._content(path, directory, found.name)
             return
         status = found.stat(follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
-            yield _head(path, status, target=os.readlink(found.path))
+            target = os.readlink(found.name, dir_fd=directory)
+            yield _head(path, status, target=os.fsencode(target))
         elif stat.S_ISDIR(status.st_mode):
             yield _head(path, status)
         else:
-            self.left_out = os.fsdecode(found.path)
+            self.left_out = self._shown(path)
             self.files -= 1
 
-    def _content(self, path: bytes, place: bytes) -> Iterator[bytes]:
-        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    def _content(self, path: bytes, directory: int, name: str) -> Iterator[bytes]:
+        with self._naming(path):
+            descriptor = os.open(name, _FILE, dir_fd=directory)
         try:
             status = os.fstat(descriptor)
             # A small file is read before its size is told, so that it may change under us.
-            first = os.read(descriptor, PIECE)
+            first = _first_piece(descriptor)
             size = max(status.st_size, len(first)) if len(first) == PIECE else len(first)
             yield _head(path, status, size=size)
             yield first
@@ -92,13 +94,46 @@ class HostTree:
             while left:
                 piece = os.read(descriptor, min(left, PIECE))
                 if not piece:
-                    raise TransferError(f"{os.fsdecode(place)} shrank while it was read")
+                    raise TransferError(f"{self._shown(path)} shrank while it was read")
                 yield piece
                 left -= len(piece)
                 self.bytes += len(piece)
         finally:
             os.close(descriptor)
         yield bytes(tar.padding(size))
+
+    @contextmanager
+    def _naming(self, path: bytes) -> Iterator[None]:
+        """What is not there is for the caller, anything else an error that names it."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise TransferError(f"cannot read {self._shown(path)}: {error.strerror}") from error
+
+    def _shown(self, path: bytes) -> str:
+        return os.fsdecode(os.path.join(self._root, path))
+
+
+class _Open:
+    """A directory that is being read."""
+
+    def __init__(self, prefix: bytes, descriptor: int) -> None:
+        self.prefix, self.descriptor = prefix, descriptor
+        self.entries = os.scandir(descriptor)
+
+    def close(self) -> None:
+        self.entries.close()
+        os.close(self.descriptor)
+
+
+def _first_piece(descriptor: int) -> bytes:
+    """Shorter than a piece only when there is no more: a file system may give less than it is asked for."""
+    first = os.read(descriptor, PIECE)
+    while first and len(first) < PIECE and (more := os.read(descriptor, PIECE - len(first))):
+        first += more
+    return first
 
 
 def _head(path: bytes, status: os.stat_result, *, size: int = 0, target: bytes = b"") -> bytes:

@@ -56,7 +56,8 @@ class Files:
         return loop.run(self._async.list(path))
 
     def walk(self, path: str = "") -> Iterator[FileInfo]:
-        """All that is in a directory and in those below it, in no order; links are not followed."""
+        """All that is in a directory and in those below it, in no order; links are not followed, and
+        what is in a `closed` directory is not told."""
         return itertools.chain.from_iterable(loop.iterate(self._async._batches(path)))
 
     def stat(self, path: str, *, follow: bool = True) -> FileInfo:
@@ -116,9 +117,9 @@ class Files:
     ) -> Iterator[bytes]:
         """A directory of the sandbox as a tar archive, in pieces; what they hold is the sandbox's word.
 
-        With `names`, relative to it, exactly those, a directory without what is in it; missing ones are left
-        out. `exclude` has relative paths that are left out with all below them. Sockets, pipes and
-        devices always are.
+        With `names`, relative to it, exactly those, a directory without what is in it; what is missing or may
+        not be read is left out. `exclude` has relative paths that are left out with all below them.
+        Sockets, pipes and devices always are.
         """
         return loop.iterate(self._async.pack(path, names, exclude))
 

@@ -9,9 +9,9 @@ from hermitcrab.errors import TransferError
 
 Kind = Literal["file", "directory", "link", "other"]
 
-# A longer record is not a path any more but an attack on our memory.
-_LONGEST_RECORD = 1 << 17
-_KINDS: dict[str, Kind] = {"f": "file", "d": "directory", "l": "link"}
+# A longer one is not a path any more but an attack on our memory.
+_LONGEST_FIELD = 1 << 14
+_KINDS: dict[str, Kind] = {"f": "file", "d": "directory", "D": "directory", "l": "link"}
 
 
 class FileInfo(NamedTuple):
@@ -28,6 +28,8 @@ class FileInfo(NamedTuple):
     inode: int
     target: str = ""
     """Where a symbolic link leads."""
+    closed: bool = False
+    """A directory that the sandbox's user may not look into."""
 
     @property
     def name(self) -> str:
@@ -63,8 +65,8 @@ class Limits:
 class Records:
     """What `stat`, `list` and `walk` print in the sandbox, in whatever pieces it comes.
 
-    A record is `kind mode size mtime ctime inode path NUL target NUL`: kind is a letter, mode octal, times
-    are seconds with a fraction.
+    A record is `kind mode size mtime ctime inode path NUL target NUL`: kind is a letter (D for a
+    directory that is closed to us), mode octal, times are seconds with a fraction.
     """
 
     def __init__(self) -> None:
@@ -74,7 +76,7 @@ class Records:
         fields = (self._rest + data).split(b"\0")
         even = len(fields) - 1 & ~1
         self._rest = b"\0".join(fields[even:])
-        if len(self._rest) > _LONGEST_RECORD:
+        if max(map(len, fields)) > _LONGEST_FIELD:
             raise TransferError("the sandbox lists a path that is longer than any path")
         return [_record(fields[at], fields[at + 1]) for at in range(0, even, 2)]
 
@@ -95,6 +97,7 @@ def _record(head: bytes, target: bytes) -> FileInfo:
             _nanoseconds(ctime),
             int(inode),
             decode(target),
+            kind == "D",
         )
     except ValueError:
         raise TransferError(f"the sandbox's list of files makes no sense: {head[:200]!r}") from None
@@ -115,6 +118,11 @@ def inside(info: FileInfo) -> FileInfo:
     if not is_inside(info.path):
         raise TransferError(f"the sandbox lists a path that leaves its directory: {info.path!r}")
     return info
+
+
+def weight(path: str, target: str) -> int:
+    """How many entries it counts for where they are kept: long names must not fill the memory, either."""
+    return 1 + (len(path) + len(target)) // 256
 
 
 def is_inside(path: str) -> bool:

@@ -18,6 +18,8 @@ from hermitcrab.files.entries import FileInfo
 WORKING = ".hermitcrab-sync"
 """Our own directory within a root on the host. It is never synced."""
 FILE, DIRECTORY, LINK, OTHER = "file", "directory", "link", "other"
+# What is on its way to its place; a tool that was killed leaves it behind.
+_STAGED = ".hermitcrab-" + "[0-9a-f]" * 16
 _PIECE = 1 << 20
 _SECOND = 10**9
 # Kernels stamp files by a clock that ticks every 1 to 10 ms; some file systems keep (even) seconds only.
@@ -57,7 +59,7 @@ Excluded = Callable[[str, str], bool]
 def excluding(patterns: Iterable[str], inner: frozenset[str] = frozenset()) -> Excluded:
     """A pattern with a slash is about the whole path, one without about any part of it."""
     given = [pattern.strip("/") for pattern in patterns]
-    names = _matcher([WORKING, f"{WORKING}.*", *(each for each in given if "/" not in each)])
+    names = _matcher([WORKING, f"{WORKING}.*", _STAGED, *(each for each in given if "/" not in each)])
     paths = _matcher([each for each in given if "/" in each])
     return lambda path, name: names(name) is not None or paths(path) is not None or path in inner
 
@@ -99,10 +101,13 @@ def scan_directory(root: str | Path, excluded: Excluded) -> Scan:
                     stamps[path] = stamp
                     if stamp.kind == DIRECTORY:
                         waiting.append(path + "/")
-        except OSError:
+        except OSError as error:
             if not prefix:
                 raise
-            unreadable.append(prefix[:-1])
+            if isinstance(error, FileNotFoundError):
+                stamps.pop(prefix[:-1], None)  # removed meanwhile
+            else:
+                unreadable.append(prefix[:-1])
     return Scan(stamps, _young(stamps, now), tuple(unreadable))
 
 
@@ -152,7 +157,9 @@ def stamp_at(path: str | Path) -> Stamp | None:
 
 
 def stamp_there(info: FileInfo) -> Stamp:
-    """The same of a file in the sandbox."""
+    """The same of a file in the sandbox. A directory that is closed to us is nothing that we know."""
+    if info.closed:
+        return Stamp(OTHER)
     if info.kind == DIRECTORY:
         return Stamp(DIRECTORY, info.mode & 0o777)
     if info.kind == LINK:

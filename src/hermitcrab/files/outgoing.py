@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
 from hermitcrab.errors import TransferError
 from hermitcrab.files import tar
-from hermitcrab.files.archive import PIECE
 from hermitcrab.files.manifest import DIRECTORY, FILE, LINK, Stamp, stamp_at, stamp_of
 from hermitcrab.files.planning import content_digest
+from hermitcrab.files.streams import PIECE, in_pieces
 
 _ATTEMPTS = 3
 
@@ -27,14 +28,8 @@ class Outgoing:
         self.unreadable: list[str] = []
 
     def pieces(self) -> Iterator[bytes]:
-        gathered = bytearray()
-        for name in self._names:
-            for part in self._entry(name):
-                gathered += part
-                if len(gathered) >= PIECE:
-                    yield bytes(gathered)
-                    gathered.clear()
-        yield bytes(gathered) + tar.END
+        entries = itertools.chain.from_iterable(map(self._entry, self._names))
+        return in_pieces(itertools.chain(entries, [tar.END]))
 
     def _entry(self, name: str) -> Iterator[bytes]:
         path = self._path_of(name)
@@ -85,8 +80,12 @@ def _settled(file: BinaryIO) -> tuple[Stamp, bytes]:
 
 
 def _exactly(file: BinaryIO, size: int, path: str) -> Iterator[bytes]:
+    """An error in the middle is the end of the whole archive, which has told the file's size."""
     while size:
-        piece = file.read(min(size, PIECE))
+        try:
+            piece = file.read(min(size, PIECE))
+        except OSError as error:
+            raise TransferError(f"cannot read {path}: {error.strerror}") from error
         if not piece:
             raise TransferError(f"{path} shrank while it was read; the next sync tries again")
         size -= len(piece)

@@ -53,6 +53,8 @@ class PushPlan:
     """A directory before what is in it."""
     removals: tuple[str, ...] = ()
     """What is in a directory before it."""
+    replaced: tuple[str, ...] = ()
+    """Uploads that are removed first: a directory in the place of a file, or a file in that of one."""
     parted: tuple[str, ...] = ()
     """Changed on both sides: the sandbox's stays."""
     forgotten: tuple[str, ...] = ()
@@ -129,18 +131,21 @@ class Look:
     """What the sandbox has, as far as some changes have to know. Of a large tree little is kept."""
 
     def __init__(self, changes: Changes) -> None:
-        self._wanted = {*changes.changed, *changes.gone}
-        for name in changes.changed:
-            self._wanted.update(ancestors(name))
+        self._ours = {*changes.changed, *changes.gone}
+        self._wanted = {*self._ours, *(above for name in changes.changed for above in ancestors(name))}
         self.stamps: dict[str, Stamp] = {}
         self.occupied: set[str] = set()
-        """Directories that hold something which the sandbox made itself."""
+        """Those of the changed directories that hold something which the sandbox made itself."""
 
     def saw(self, name: str, stamp: Stamp) -> None:
         if name in self._wanted:
             self.stamps[name] = stamp
         else:
-            self.occupied.update(ancestors(name))
+            self.occupy(name)
+
+    def occupy(self, name: str) -> None:
+        """There is something which is none of ours."""
+        self.occupied.update(above for above in ancestors(name) if above in self._ours)
 
 
 def doubtful(scan: Scan, changes: Changes, agreement: Agreement, look: Look) -> list[str]:
@@ -172,16 +177,47 @@ def push(scan: Scan, changes: Changes, agreement: Agreement, look: Look, alike: 
     parted: list[str] = []
     adopted: list[str] = []
     blocked: set[str] = set()
+    removals, forgotten, occupied = _removals(changes.gone, agreement, look, alike)
+    replaced: set[str] = set()
     for name in changes.changed:
         if name not in agreement and _there_already(scan.stamps[name], look.stamps.get(name)):
             adopted.append(name)
+        elif not replaced.isdisjoint(ancestors(name)):
+            uploads.append(name)
+        elif _gives_way(name, scan.stamps[name], agreement, look, alike, occupied):
+            replaced.add(name)
+            uploads.append(name)
         elif _blocked(name, scan.stamps[name], agreement, look, alike, blocked):
             blocked.add(name)
             parted.append(name)
         else:
             uploads.append(name)
-    removals, forgotten = _removals(changes.gone, agreement, look, alike)
-    return PushPlan(tuple(uploads), removals, tuple(parted), forgotten, tuple(adopted))
+    # Those go with the directory that they are in.
+    inner = {name for name in removals if not replaced.isdisjoint(ancestors(name))}
+    return PushPlan(
+        uploads=tuple(uploads),
+        removals=tuple(name for name in removals if name not in inner),
+        replaced=tuple(sorted(replaced)),
+        parted=tuple(parted),
+        forgotten=(*forgotten, *inner),
+        adopted=tuple(adopted),
+    )
+
+
+def _gives_way(
+    name: str,
+    stamp: Stamp,
+    agreement: Agreement,
+    look: Look,
+    alike: Container[str],
+    occupied: Container[str],
+) -> bool:
+    """Whether only the host has made a file of a directory, or a directory of something else."""
+    agreed, found = agreement.get(name), look.stamps.get(name)
+    if agreed is None or agreed.parted or found is None or DIRECTORY not in (stamp.kind, found.kind):
+        return False
+    ours = name in alike or same_there(agreed.there, found)
+    return stamp.kind != found.kind and ours and name not in occupied
 
 
 def _blocked(
@@ -218,8 +254,8 @@ def _there_already(stamp: Stamp | None, found: Stamp | None) -> bool:
 
 def _removals(
     gone: Iterable[str], agreement: Agreement, look: Look, alike: Container[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """`gone` has what is in a directory before it."""
+) -> tuple[tuple[str, ...], tuple[str, ...], set[str]]:
+    """Also the directories that are not ours alone. `gone` has what is in a directory before it."""
     removals, forgotten, occupied = [], [], set(look.occupied)
     for name in gone:
         agreed, found = agreement[name], look.stamps.get(name)
@@ -230,7 +266,7 @@ def _removals(
         forgotten.append(name)
         if found is not None:
             occupied.update(ancestors(name))
-    return tuple(removals), tuple(forgotten)
+    return tuple(removals), tuple(forgotten), occupied
 
 
 def with_ancestors(names: Iterable[str]) -> tuple[str, ...]:
@@ -254,8 +290,7 @@ def after_push(
         result.pop(name, None)
     for name in plan.uploads:
         if name not in delivered:
-            result.pop(name, None)  # it vanished while it was sent
-            continue
+            continue  # it vanished meanwhile, or cannot be read: the sandbox has what it had
         stamp, digest = delivered[name]
         result[name] = Agreed(
             # Changed while it was read: what was sent is not what is there now.

@@ -9,11 +9,12 @@ from contextlib import aclosing
 from hermitcrab.errors import TransferError
 from hermitcrab.files import planning
 from hermitcrab.files.access import AsyncFiles
+from hermitcrab.files.entries import weight
 from hermitcrab.files.manifest import FILE, Scan, Stamp
 from hermitcrab.files.outgoing import Outgoing
 from hermitcrab.files.planning import Changes, Look, PushPlan
 from hermitcrab.files.returning import MOST_ENTRIES, Conflict, digests_there, found_there
-from hermitcrab.files.threads import in_thread
+from hermitcrab.files.streams import in_thread
 from hermitcrab.files.tools import NotThere
 from hermitcrab.files.tracked import Tracked
 
@@ -100,6 +101,7 @@ class Push:
 
     async def _others(self, ours: frozenset[str]) -> dict[str, Stamp]:
         found: dict[str, Stamp] = {}
+        room = MOST_ENTRIES
         if self._tracked.single:
             return found
         try:
@@ -107,7 +109,8 @@ class Push:
                 async for name, stamp in entries:
                     if name not in ours:
                         found[name] = stamp
-                    if len(found) > MOST_ENTRIES:
+                        room -= weight(name, stamp.target)
+                    if room < 0:
                         raise TransferError(
                             f"{self._tracked.root.sandbox} has more than {MOST_ENTRIES} files of its own; "
                             "sync with a directory of its own instead"
@@ -128,9 +131,12 @@ class Push:
 
     async def _look(self, changes: Changes) -> Look:
         look = Look(changes)
-        async with aclosing(found_there(self._files, self._tracked)) as found:
+        async with aclosing(found_there(self._files, self._tracked, excluded=True)) as found:
             async for name, stamp in found:
-                look.saw(name, stamp)
+                if self._tracked.belongs(name):
+                    look.saw(name, stamp)
+                else:
+                    look.occupy(name)
         return look
 
     async def _follow(self, scan: Scan, changes: Changes, look: Look) -> None:
@@ -160,6 +166,8 @@ class Push:
         tracked = self._tracked
         outgoing = Outgoing(planning.with_ancestors(plan.uploads), tracked.host_path)
         try:
+            if plan.replaced:
+                await self._files.remove_many(tracked.directory, plan.replaced)
             if plan.uploads or not tracked.begun:
                 await self._files.unpack(tracked.directory, _pieces(outgoing))
             if plan.removals:

@@ -17,12 +17,14 @@ from hermitcrab.files.incoming import Arrivals, Landing
 from hermitcrab.files.locking import locked
 from hermitcrab.files.manifest import FILE, LINK, Scan, Stamp, stamp_there
 from hermitcrab.files.settling import Action, Arrived, Returned, Survey
-from hermitcrab.files.threads import in_thread
+from hermitcrab.files.streams import gathered, in_thread
 from hermitcrab.files.tools import NotThere
 from hermitcrab.files.tracked import Tracked
 
 MOST_ENTRIES = 200_000
-_GATHERED = 1 << 18
+"""That are the sandbox's own, or changed there."""
+MOST_LISTED = 5_000_000
+"""Of all that is there: a sandbox that lists more does not mean to end."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Return:
         async with aclosing(found_there(self._files, self._tracked)) as found:
             async for name, stamp in found:
                 survey.saw(name, stamp)
-                if len(survey.changed) > MOST_ENTRIES:
+                if survey.weight > MOST_ENTRIES:
                     raise TransferError(
                         f"more than {MOST_ENTRIES} files were made there; nothing was brought"
                     )
@@ -119,7 +121,7 @@ class Return:
 
     async def _fetch(self, arrivals: Arrivals, wanted: Mapping[str, Stamp]) -> None:
         """What has arrived whole is put in place even when the rest does not come."""
-        why = "was removed or replaced meanwhile"
+        why = "cannot be read there, or was replaced meanwhile"
         try:
             async with (
                 asyncio.timeout(self._patience),
@@ -188,8 +190,10 @@ def _uncertain(scan: Scan, agreement: planning.Agreement, returned: Returned, ar
     return names
 
 
-async def found_there(files: AsyncFiles, tracked: Tracked) -> AsyncGenerator[tuple[str, Stamp], None]:
-    """What the sandbox has of a root. NotThere when its directory is gone."""
+async def found_there(
+    files: AsyncFiles, tracked: Tracked, *, excluded: bool = False
+) -> AsyncGenerator[tuple[str, Stamp], None]:
+    """What the sandbox has of a root, and what is `excluded` there. NotThere when its directory is gone."""
     if tracked.single:
         try:
             info = await files.stat(tracked.root.sandbox, follow=False)
@@ -197,9 +201,13 @@ async def found_there(files: AsyncFiles, tracked: Tracked) -> AsyncGenerator[tup
             return
         yield info.name, stamp_there(info)
         return
+    count = 0
     async with aclosing(files.walk(tracked.directory)) as found:
         async for info in found:
-            if tracked.belongs(info.path):
+            count += 1
+            if count > MOST_LISTED:
+                raise TransferError(f"{tracked.root.sandbox} has more than {MOST_LISTED} files")
+            if excluded or tracked.belongs(info.path):
                 yield info.path, stamp_there(info)
 
 
@@ -226,12 +234,6 @@ async def digests_there(
 async def _packed(
     files: AsyncFiles, tracked: Tracked, names: Mapping[str, Stamp]
 ) -> AsyncGenerator[bytes, None]:
-    """These files in larger pieces than they come in: each costs a change of threads."""
-    gathered = bytearray()
     async with aclosing(files.pack(tracked.directory, names)) as pieces:
-        async for piece in pieces:
-            gathered += piece
-            if len(gathered) >= _GATHERED:
-                yield bytes(gathered)
-                gathered.clear()
-    yield bytes(gathered)
+        async for piece in gathered(pieces):
+            yield piece

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-from hermitcrab.files.manifest import DIRECTORY, NEVER, Scan, Stamp
-from hermitcrab.files.planning import Agreed, Agreement, changed_here, content_digest, same_there
+from hermitcrab.files.entries import weight
+from hermitcrab.files.manifest import DIRECTORY, NEVER, OTHER, Scan, Stamp
+from hermitcrab.files.planning import Agreed, Agreement, ancestors, changed_here, content_digest, same_there
 
 
 class Returned(NamedTuple):
@@ -32,6 +33,8 @@ class Survey:
         self._foreign = foreign
         self._seen: dict[str, Stamp] = {}
         self.changed: dict[str, Stamp] = {}
+        self.weight = 0
+        """Of the changed ones together."""
 
     def saw(self, name: str, stamp: Stamp) -> None:
         agreed = self._agreement.get(name)
@@ -39,9 +42,14 @@ class Survey:
             self._seen[name] = stamp
         elif agreed is not None or not same_there(self._foreign.get(name, NEVER), stamp):
             self.changed[name] = stamp
+            self.weight += weight(name, stamp.target)
 
     def result(self) -> Returned:
         missing = self._agreement.keys() - self._seen.keys() - self.changed.keys()
+        closed = {name for name, stamp in self.changed.items() if stamp.kind == OTHER}
+        if closed:
+            # What is in a directory that is closed to us is not gone.
+            missing = {name for name in missing if closed.isdisjoint(ancestors(name))}
         return Returned(self.changed, tuple(sorted(missing, reverse=True)), self._seen)
 
 

@@ -23,9 +23,12 @@ enter () {
   cd -P -- "$1" || exit
 }
 gnu () { [[ $($1 --version 2>/dev/null) == *GNU* ]]; }
+record='%m %s %T@ %C@ %i %P\0%l\0'
+records=(-type d ! '(' -readable -executable ')' -printf "D $record" -prune -o -printf "%y $record")
 told () {
   local kind=o mode size changed noted inode times
   if [[ -L $1 ]]; then kind=l; elif [[ -d $1 ]]; then kind=d; elif [[ -f $1 ]]; then kind=f; fi
+  if [[ $kind == d && ! ( -r $1 && -x $1 ) ]]; then kind=D; fi
   times=$(stat ${follow-} -c '%a %s %Y %Z %i' -- "$1") || return 0
   read -r mode size changed noted inode <<<"$times"
   [[ ! ${follow-} || $kind != l ]] || { if [[ -d $1 ]]; then kind=d; else kind=f; fi; }
@@ -46,7 +49,7 @@ told "$2" "$2"
 _LIST = r"""
 enter "$1"
 if gnu find; then
-  exec find . -mindepth 1 -maxdepth 1 -printf '%y %m %s %T@ %C@ %i %P\0%l\0'
+  exec find . -mindepth 1 -maxdepth 1 "${records[@]}"
 fi
 need stat readlink
 shopt -s dotglob nullglob
@@ -55,14 +58,14 @@ for each in *; do told "./$each" "$each"; done
 
 _WALK = r"""
 enter "$1"
-if gnu find; then exec find . -mindepth 1 -printf '%y %m %s %T@ %C@ %i %P\0%l\0'; fi
+if gnu find; then exec find . -mindepth 1 "${records[@]}"; fi
 need stat readlink
 shopt -s dotglob nullglob
 walk () {
   local each
   for each in "$1"*; do
     told "./$each" "$each"
-    if [[ -d $each && ! -L $each ]]; then walk "$each/"; fi
+    if [[ -d $each && ! -L $each && -r $each && -x $each ]]; then walk "$each/"; fi
   done
 }
 walk ''
@@ -109,7 +112,7 @@ those () {
   local name
   if ((named)); then
     while IFS= read -r -d '' name; do
-      if [[ -L $name || -f $name || -d $name ]]; then printf './%s\0' "$name"; fi
+      if [[ -L $name || -d $name || ( -f $name && -r $name ) ]]; then printf './%s\0' "$name"; fi
     done
   else
     need find
@@ -135,7 +138,7 @@ owners=--no-same-owner; (($1)) && owners=--same-owner
 mkdir -p -- "$2" || exit
 enter "$2"
 shopt -s dotglob nullglob
-new=./.hermitcrab-$BASHPID-$RANDOM
+printf -v new ./.hermitcrab-%08x%04x%04x $BASHPID $RANDOM $RANDOM
 trap 'chmod -R u+rwx "$new" 2>/dev/null; rm -rf -- "$new"' EXIT
 trap 'exit 143' TERM HUP
 mkdir -m 700 -- "$new" || exit

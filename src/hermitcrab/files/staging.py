@@ -74,14 +74,23 @@ class Staging:
             self._finish_directory()
         self._close()
         try:
-            if self._merges:
+            if self._merges or not self._renamed():
                 check_merge(self._path, self._target)
                 merge(self._path, self._target)
-            else:
-                os.chmod(self._path, self._root_mode)
-                os.rename(self._path, self._target)
         except OSError as error:
             raise TransferError(f"cannot write {error.filename or self._target}: {error.strerror}") from error
+
+    def _renamed(self) -> bool:
+        """False when another transfer has made the target meanwhile."""
+        os.chmod(self._path, self._root_mode)
+        try:
+            os.rename(self._path, self._target)
+            return True
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            os.chmod(self._path, 0o700)
+            return False
 
     def discard(self) -> None:
         """Take back what did not come to its end; nothing is left to do after `commit`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator
 from typing import ParamSpec, TypeVar
 
 from hermitcrab.files.entries import Progress
@@ -74,6 +74,20 @@ async def gathered(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
             yield b"".join(waiting)
             waiting, size = [], 0
     yield b"".join(waiting)
+
+
+def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes, small parts put together; what is large already is not copied. No piece is empty."""
+    waiting: list[bytes] = []
+    size = 0
+    for part in parts:
+        if size and size + len(part) > PIECE:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+        waiting.append(part)
+        size += len(part)
+    if size:
+        yield b"".join(waiting)
 
 
 async def split(data: bytes | str | AsyncIterable[bytes], most: int) -> AsyncGenerator[bytes, None]:

@@ -24,13 +24,12 @@ from hermitcrab.files.manifest import FILE, digest_of
 from hermitcrab.files.pushing import Push
 from hermitcrab.files.returning import Conflict, Return
 from hermitcrab.files.roots import SyncRoot
-from hermitcrab.files.threads import in_thread
+from hermitcrab.files.streams import in_thread
 from hermitcrab.files.tracked import Tracked
 
 INTERVAL = 5.0
 MOST_BYTES = 1 << 30
 MOST_SECONDS = 120.0
-_DOUBTFUL_BYTES = 256 << 20
 _TOLD = 20
 
 

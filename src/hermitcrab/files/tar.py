@@ -39,6 +39,12 @@ _LARGEST_OCTAL = 8**11 - 1
 _LARGEST_ID = 8**7 - 1
 # Names and links are at most that long anywhere; the header before an entry holds little else.
 _LARGEST_META = 1 << 16
+# What goes before one entry: a name, a link and the rest of it, by any of the formats.
+_MOST_METAS = 8
+_KNOWN = frozenset({b"path", b"linkpath", b"size", b"uid", b"gid", b"mtime"})
+_SPARSE = b"GNU.sparse"
+# Tools fill up their last record with zeros; one that goes on for longer never ends.
+_LONGEST_TAIL = 1 << 20
 _NANO = b"hc"
 
 
@@ -136,7 +142,9 @@ class Reader:
         self._meta: bytearray | None = None
         self._meta_type = b""
         self._overrides: dict[bytes, bytes] = {}
+        self._metas = 0
         self._zero_blocks = 0
+        self._tail = 0
 
     @property
     def over(self) -> bool:
@@ -169,6 +177,9 @@ class Reader:
                 at += BLOCK
                 if entry is not None:
                     yield entry
+        self._tail += end - at
+        if self._tail > _LONGEST_TAIL:
+            raise TransferError("the archive goes on after its end")
 
     def end(self) -> None:
         """No more comes."""
@@ -188,7 +199,7 @@ class Reader:
         if type_ in (_PAX, _GLOBAL, _LONG_NAME, _LONG_LINK):
             self._begin_meta(type_, size)
             return None
-        overrides, self._overrides = self._overrides, {}
+        overrides, self._overrides, self._metas = self._overrides, {}, 0
         entry = _understood(fields, type_, size, overrides)
         self._left, self._padding = entry.size, padding(entry.size)
         return entry
@@ -196,6 +207,9 @@ class Reader:
     def _begin_meta(self, type_: bytes, size: int) -> None:
         if not 0 < size <= _LARGEST_META:
             raise TransferError(f"the archive has a name of {size} bytes")
+        self._metas += 1
+        if self._metas > _MOST_METAS:
+            raise TransferError("the archive has headers without an entry")
         self._meta, self._meta_type = bytearray(), type_
         self._left, self._padding = size, padding(size)
 
@@ -209,7 +223,11 @@ class Reader:
             case b"K":
                 self._overrides[b"linkpath"] = body.rstrip(b"\0")
             case b"x":
-                self._overrides.update(_pax_records(body))
+                self._overrides.update(
+                    (key, value)
+                    for key, value in _pax_records(body)
+                    if key in _KNOWN or key.startswith(_SPARSE)
+                )
 
 
 def _understood(fields: tuple[bytes, ...], type_: bytes, size: int, overrides: dict[bytes, bytes]) -> Entry:
@@ -221,7 +239,7 @@ def _understood(fields: tuple[bytes, ...], type_: bytes, size: int, overrides: d
         raise TransferError(f"the archive has {what}: {shown(path)}")
     if kind == "file" and path.endswith(b"/"):
         kind = "directory"  # as before there was a type for it
-    if any(key.startswith(b"GNU.sparse") for key in overrides):
+    if any(key.startswith(_SPARSE) for key in overrides):
         raise TransferError(f"the archive has a sparse file: {shown(path)}")
     if b"size" in overrides:
         size = _decimal(overrides[b"size"])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hermitcrab.policy.arguments import arguments
 from hermitcrab.policy.words import UNKNOWN, Word, ansi_c
 
 _MOST_ITEMS = 64
+EVERYTHING = re.compile(r"\*+|\?\*|\.\*|\.\[!?\^?\.\]\*|\.\?\?\*|\[!?\^?\.\]\*|\*\.\*|\.\.?")
+"""The last part of a path that means all of the directory before it."""
 
 
 class Scope(Protocol):
@@ -63,9 +65,11 @@ def _directory(operands: Sequence[Word], scope: Scope) -> str:
     return UNKNOWN if UNKNOWN in whole else posixpath.normpath(whole)
 
 
-def printed(name: str, words: Sequence[Word], stdin: str | None, cwd: str) -> str | None:
+def printed(name: str, words: Sequence[Word], stdin: str | None, scope: Scope) -> str | None:
     """What it writes to its stdout, where that can be known."""
     texts = [word.text for word in words]
+    if name in ("ls", "find"):
+        return _names(name, words)
     if any(word.pattern for word in words):
         return None
     if name == "echo":
@@ -76,10 +80,73 @@ def printed(name: str, words: Sequence[Word], stdin: str | None, cwd: str) -> st
     if name == "printf" and texts:
         return _formatted(texts[0], texts[1:])
     if name == "pwd":
-        return cwd + "\n"
+        return scope.cwd + "\n"
+    if name == "whoami" or (name == "id" and texts and set(texts) <= {"-u", "-n", "-un", "-nu"}):
+        return (scope.lookup("USER") or UNKNOWN) + "\n"  # by name or by number, it is the same user
+    if name == "which" or (name == "command" and texts[:1] == ["-v"]):
+        return "".join(f"/usr/bin/{text}\n" for text in texts if not text.startswith("-"))
+    if name == "ps":
+        return "1 -1\n" if _shows_all(texts) else None  # as `kill -1` means all of them
+    if name == "awk" and len(texts) == 1 and re.fullmatch(r"\s*\{\s*print \$\d\s*\}\s*", texts[0]):
+        return stdin
     if name in ("cat", "tee") and not [text for text in texts if text != "-"]:
         return stdin
     return "" if name in (":", "true", "cd", "export", "set") else None
+
+
+class Search(NamedTuple):
+    """What a `find` looks for."""
+
+    places: Sequence[Word]
+    everything: bool
+    """No test picks out some of what is there."""
+    actions: Sequence[str]
+    """`-delete`, and the words of what `-exec` runs."""
+
+
+_NO_CHOICE = ("-type", "-mindepth", "-maxdepth", "-xtype", "-user", "-fstype")
+_SAYS_NOTHING = ("-depth", "-xdev", "-mount", "-print", "-print0", "-true", "-a", "-and", "-d")
+
+
+def search(words: Sequence[Word]) -> Search:
+    texts = [word.text for word in words]
+    starts = [at for at, text in enumerate(texts) if text.startswith(("-", "(", "!"))]
+    first = next((at for at in starts if texts[at] not in ("-H", "-L", "-P")), len(texts))
+    places = [word for word in words[:first] if not word.text.startswith("-")] or [Word(".")]
+    everything, actions, rest = True, [], iter(texts[first:])
+    for text in rest:
+        if text == "-delete":
+            actions.append(text)
+        elif text in ("-exec", "-execdir", "-ok", "-okdir"):
+            for word in rest:
+                if word in (";", "+"):
+                    break
+                actions.append(posixpath.basename(word))
+        elif text in _NO_CHOICE:
+            next(rest, None)
+        elif text in ("-name", "-path", "-iname"):
+            everything = everything and EVERYTHING.fullmatch(next(rest, "")) is not None
+        else:
+            everything = everything and text in _SAYS_NOTHING
+    return Search(places, everything, actions)
+
+
+def _names(name: str, words: Sequence[Word]) -> str | None:
+    """What `ls` or `find` prints, as a pattern."""
+    if name == "find":
+        sought = search(words)
+        plain = sought.everything and not sought.actions
+        return "".join(f"{place.text}/*\n" for place in sought.places) if plain else None
+    given = arguments(words)
+    if given.options.keys() - set("1aAd"):
+        return None
+    return "".join(f"{word.text}\n" for word in given.operands) if given.has("d") else "*\n"
+
+
+def _shows_all(texts: Sequence[str]) -> bool:
+    """Whether `ps` shows every process."""
+    letters = set(texts[0]) if texts else set()
+    return {"a", "x"} <= letters or any(re.match(r"-\w*[eA]", text) for text in texts)
 
 
 def _formatted(form: str, values: list[str]) -> str | None:

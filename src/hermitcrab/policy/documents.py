@@ -2,8 +2,8 @@
 
 It gets lost in here-documents as soon as anything follows `<<E` on its line. In their place it finds a plain
 redirection from a file, at the same bytes, and blanks where the documents were. And it takes a line that
-begins with a backslash, such as `\\rm x`, for the end of the line before, and does not know that `!` and
-`time` can stand before `if` and the like.
+begins with a backslash, such as `\\rm x`, for the end of the line before, does not know that `!` and
+`time` can stand before `if` and the like, and takes the last words of `[ -d / ]` and `echo ==` for operators.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ _TOKEN = re.compile(
     | (?P<start><<(?P<dash>-?)[\ \t]*(?P<word>(?:\\.|'[^'\n]*'|"[^"\n]*"|[^\s;&|<>()'"\\`])+))
     | (?P<prefix>(?<![^\s;&|({])(?:!|time|coproc)(?:[\ \t]+-p)?(?=[\ \t]+
           (?:(?:if|for|while|until|case|select|!|\{|\[\[)[\ \t\n]|\()))
+    | (?P<lone>(?<=[\ \t])(?:[-+*/%~!^]{1,2}(?=[\ \t]+\])|(?:==|=~)(?=[\s;&|)]|\Z)))
     | (?P<turn>["()\n])
     """,
     re.VERBOSE | re.DOTALL,
 )
 _IN_QUOTES = re.compile(rb"""\\.|(?P<turn>"|\$\((?!\())""", re.DOTALL)
-_ODD = re.compile(rb"<<|\n[ \t]*\\|![ \t]|time[ \t]|coproc[ \t]")
+_ODD = re.compile(rb"<<|\n[ \t]*\\|![ \t]|time[ \t]|coproc[ \t]|[-+*/%~!^][ \t]+\]|[ \t]=[=~]")
 _ESCAPED_START = re.compile(rb"\n[ \t]*\\(?=\w)")
 _FILLER = b"\x01"
+_LONGEST_TEST = 1000
 
 
 class Document(NamedTuple):
@@ -68,6 +70,9 @@ def simplified(source: bytes) -> Bare:
             bare[token.start() : at] = b"<  "
         elif kinds.get("prefix"):
             bare[token.start() : at] = b" " * (at - token.start())
+        elif lone := kinds.get("lone"):
+            if (lone[:1] == b"=") != _is_in_a_test(source, token.start()):
+                bare[token.start() : at] = b"_" * len(lone)
         elif kinds.get("start"):
             waiting.append(token)
             bare[token.start() : at] = b"<" + _FILLER * (at - token.start() - 1)
@@ -83,6 +88,11 @@ def simplified(source: bytes) -> Bare:
         elif token["turn"]:
             _turn(inside, token["turn"])
     return Bare(bytes(bare), documents, frozenset(strings))
+
+
+def _is_in_a_test(source: bytes, at: int) -> bool:
+    before = source[max(0, at - _LONGEST_TEST) : at].replace(b"\t", b" ")
+    return before.rfind(b"[ ") > before.rfind(b" ]")
 
 
 def _turn(inside: list[bytes], mark: bytes) -> None:

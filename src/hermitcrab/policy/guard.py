@@ -19,7 +19,7 @@ Confirm = Callable[[str, str], bool]
 Inject = Callable[[], Mapping[str, str]]
 
 _TRIGGERS = (
-    *("rm", "grm", "srm", "shred", "find", "chmod", "chown", "chgrp", "setfacl", "mv", "rsync"),
+    *("rm", "grm", "srm", "shred", "truncate", "find", "chmod", "chown", "chgrp", "setfacl", "mv", "rsync"),
     *("kill", "killall", "killall5", "pkill", "shutdown", "reboot", "halt", "poweroff", "pm-suspend"),
     *("pm-hibernate", "systemctl", "loginctl", "init", "telinit", "kexec", "dbus-send", "busctl", "gdbus"),
     *("diskutil", "nvme", "zpool", "sysrq-trigger", "function"),
@@ -101,8 +101,11 @@ class Guard:
         # Only now: with the parser they take some milliseconds to load.
         from hermitcrab.policy import grammar, rules
         from hermitcrab.policy.scene import scene_of
+        from hermitcrab.policy.words import UNKNOWN
 
-        reading = grammar.read(text, scene_of(state, cwd, inject()), relevant=self.might_matter)
+        # Set, but not known: what is said of a command must not tell a secret in it.
+        given = {name: value and UNKNOWN for name, value in inject().items()}
+        reading = grammar.read(text, scene_of(state, cwd, given), relevant=self.might_matter)
         for rule in rules.RULES if self._catastrophes else ():
             if culprit := rule.culprit(reading):
                 return Verdict(rule.name, f"{culprit} would {rule.why}")

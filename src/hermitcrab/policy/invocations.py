@@ -72,7 +72,7 @@ class Invocations:
         for text in builtins.texts_within(name, words[1:]):
             self._shell.text(text)
         builtins.changes(name, words[1:], self._shell.scope)
-        return builtins.printed(name, words[1:], stdin, self._shell.scope.cwd)
+        return builtins.printed(name, words[1:], stdin, self._shell.scope)
 
     def note(self, words: Sequence[Word], writes: Sequence[Word], *, function: bool = False) -> None:
         scope = self._shell.scope
@@ -99,7 +99,7 @@ class Invocations:
     def _wrapped(self, name: str, words: Sequence[Word], stdin: str | None) -> str | None:
         found = inner(name, words)
         if found is None:
-            return None
+            return builtins.printed(name, words, stdin, self._shell.scope)
         with nullcontext() if name in _OF_THE_SHELL else self._shell.subshell():
             if found.directory is not None:
                 builtins.changes("cd", [Word(found.directory)], self._shell.scope)

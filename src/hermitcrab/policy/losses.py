@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from hermitcrab.policy.arguments import arguments
+from hermitcrab.policy.builtins import EVERYTHING, search
 from hermitcrab.policy.scene import Command
 from hermitcrab.policy.words import UNKNOWN, Word
 
@@ -23,9 +24,6 @@ VALUED = (
 )
 """Directories that hold what people care for."""
 _HOMES = ("/home", "/Users")
-_EVERYTHING = re.compile(r"\*+|\?\*|\.\*|\.\[!?\^?\.\]\*|\.\?\?\*|\[!?\^?\.\]\*|\*\.\*|\.\.?")
-"""The last part of a path that means all of the directory before it."""
-
 _DISK = re.compile(
     r"/dev/(?:[shv]d[a-z]+\d*|xvd[a-z]+\d*|nvme\d+n\d+(?:p\d+)?|mmcblk\d+(?:p\d+)?|r?disk\d+(?:s\d+)?"
     r"|md\d+|md/.+|dm-\d+|mapper/(?!control$).+|disk/.+|pmem\d+|vg[^/]*/.+)"
@@ -40,7 +38,7 @@ def _below(pattern: str, paths: Iterable[str]) -> bool:
 def targets(command: Command, word: Word, places: Sequence[str]) -> bool:
     """Whether a path means one of the places, or all that is in one."""
     directory, last = posixpath.split(word.text.rstrip("/") or "/")
-    if last and _EVERYTHING.fullmatch(last):
+    if last and EVERYTHING.fullmatch(last):
         path = command.path(directory or ".")
         return path in places or command.path(word.text) in places
     path = command.path(word.text)
@@ -50,7 +48,7 @@ def targets(command: Command, word: Word, places: Sequence[str]) -> bool:
 def everything_in(command: Command, word: Word, places: Sequence[str]) -> bool:
     """Whether it means all that is in one of the places, and not the place itself."""
     directory, last = posixpath.split(word.text)
-    return bool(_EVERYTHING.fullmatch(last)) and command.path(directory or ".") in places
+    return bool(EVERYTHING.fullmatch(last)) and command.path(directory or ".") in places
 
 
 def _own_home(command: Command) -> tuple[str, ...]:
@@ -66,7 +64,7 @@ def _own_home(command: Command) -> tuple[str, ...]:
 
 def _is_a_home(command: Command, word: Word) -> bool:
     directory, last = posixpath.split(word.text.rstrip("/"))
-    path = command.path(directory or "." if _EVERYTHING.fullmatch(last) else word.text)
+    path = command.path(directory or "." if EVERYTHING.fullmatch(last) else word.text)
     return posixpath.dirname(path) in _HOMES
 
 
@@ -76,7 +74,7 @@ def precious(command: Command, word: Word) -> bool:
 
 def wipes(command: Command) -> bool:
     words = command.words[1:]
-    match command.name:
+    match command.program:
         case "rm" | "grm" | "srm":
             given = arguments(words)
             if given.has("help", "version"):
@@ -84,8 +82,8 @@ def wipes(command: Command) -> bool:
             if given.has("r", "R", "recursive", "d", "dir"):
                 return any(precious(command, word) for word in given.operands)
             return any(everything_in(command, word, VITAL) for word in given.operands)
-        case "shred":
-            given = arguments(words, "nsi", ("iterations", "size", "random-source"))
+        case "shred" | "truncate":
+            given = arguments(words, "nsri", ("iterations", "size", "random-source", "reference"))
             return any(everything_in(command, word, VITAL) for word in given.operands)
         case "find":
             return _find_wipes(command)
@@ -103,37 +101,14 @@ def wipes(command: Command) -> bool:
     return False
 
 
-_NO_CHOICE = {"-type": 1, "-mindepth": 1, "-maxdepth": 1, "-xtype": 1, "-user": 1, "-fstype": 1}
-_REMOVERS = ("rm", "shred", "unlink", "srm")
+_REMOVERS = frozenset({"-delete", "rm", "shred", "unlink", "srm"})
 
 
 def _find_wipes(command: Command) -> bool:
     """`find` on a precious directory that removes whatever it finds there."""
-    texts = [word.text for word in command.words[1:]]
-    starts = [at for at, text in enumerate(texts) if text.startswith(("-", "(", "!"))]
-    first = next((at for at in starts if texts[at] not in ("-H", "-L", "-P")), len(texts))
-    places = [word for word in command.words[1 : first + 1] if not word.text.startswith("-")] or [Word(".")]
-    if not any(precious(command, place) for place in places):
-        return False
-    removes, rest = False, iter(texts[first:])
-    for text in rest:
-        if text == "-delete":
-            removes = True
-        elif text in ("-exec", "-execdir", "-ok", "-okdir"):
-            words = []
-            for word in rest:
-                if word in (";", "+"):
-                    break
-                words.append(posixpath.basename(word))
-            removes = removes or bool(set(words) & set(_REMOVERS))
-        elif text in _NO_CHOICE:
-            next(rest, None)
-        elif text in ("-name", "-path", "-iname"):
-            if not _EVERYTHING.fullmatch(next(rest, "")):
-                return False
-        elif text not in ("-depth", "-xdev", "-mount", "-print", "-print0", "-true", "-a", "-and", "-d"):
-            return False  # some other test: it means only a few of them
-    return removes
+    sought = search(command.words[1:])
+    removes = sought.everything and bool(_REMOVERS & set(sought.actions))
+    return removes and any(precious(command, place) for place in sought.places)
 
 
 def is_disk(command: Command, word: Word | str) -> bool:
@@ -167,12 +142,11 @@ DANGEROUS_WORDS = {
     "nvme": ("format", "sanitize", "write-zeroes"),
     "zpool": ("create", "destroy", "labelclear"),
     "diskutil": ("eraseDisk", "eraseVolume", "partitionDisk", "zeroDisk", "secureErase", "reformat"),
-    "badblocks": ("-w",),
 }
 
 
 def overwrites_a_disk(command: Command) -> bool:
-    words, name = command.words[1:], command.name
+    words, name = command.words[1:], command.program
     if any(is_disk(command, word) for word in command.writes):
         return True
     disks = [word for word in words if is_disk(command, word)]
@@ -188,6 +162,8 @@ def overwrites_a_disk(command: Command) -> bool:
         return bool(words) and is_disk(command, words[-1])
     if not disks:
         return False
+    if name == "badblocks":
+        return arguments(words, "bcdeiopt").has("w")
     if name == "parted":
         doing = [word.text for word in words if not word.text.startswith("-") and word not in disks]
         return not doing or doing[0] not in _PARTED_LOOKS

@@ -52,6 +52,7 @@ class Reader:
         """Read a text in the present scope; returns what it prints, if that is known."""
         if self._texts >= _DEEPEST_TEXT or len(text) > LONGEST:
             return None
+        at = None if UNKNOWN in text else at  # what is put in its place is longer
         bare = simplified(text.replace(UNKNOWN, "${__unknown}").encode(errors="surrogateescape"))
         root = _parse(bare.source)
         before = self._expander, self._bare
@@ -59,6 +60,8 @@ class Reader:
         self._texts += 1
         try:
             self._reading.bombs += bombs.found_in(root)
+            if b"function" in bare.source or b")" in bare.source:
+                self._define_all(root)
             return self._walk(root, None)
         finally:
             self._texts -= 1
@@ -187,15 +190,26 @@ class Reader:
             self._expander.text(each)
             for test in tests
             for each in bombs.nodes(test)
-            if each.type == "variable_name"
+            if each.type in ("variable_name", "special_variable_name")
         }
+        if "#" in names:
+            names.update(name for name in self.scope.variables if name.isdigit())
         empty = [name for name in names if not self.scope.lookup(name)]
         self.scope.variables |= dict.fromkeys(empty, UNKNOWN)
         yield
-        if not bombs.leaves(then):
+        if not self._may_end(then):
             for name in empty:
                 if self.scope.variables.get(name) == UNKNOWN:
                     del self.scope.variables[name]
+
+    def _may_end(self, statement: Node) -> bool:
+        """Whether the shell may end in there, or in a function such as `die` that is called there."""
+        names = [self._expander.text(each) for each in bombs.nodes(statement) if each.type == "command_name"]
+        called = [self.scope.functions.get(name) for name in names]
+        return bombs.leaves(statement) or any(
+            "exit" in each if isinstance(each, str) else each is not None and bombs.leaves(each[0])
+            for each in called
+        )
 
     def _for(self, node: Node, stdin: str | None) -> str | None:
         name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
@@ -208,6 +222,14 @@ class Reader:
             self.scope.variables[self._expander.text(name)] = value.text
             self._walk(body, stdin)
         return None
+
+    def _define_all(self, root: Node) -> None:
+        """What is called in a function or a trap may be defined further down."""
+        for node in bombs.nodes(root):
+            if node.type == "function_definition":
+                name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+                if name is not None and body is not None:
+                    self.scope.functions.setdefault(self._expander.text(name), (body, self._bare))
 
     def _definition(self, node: Node) -> str:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")

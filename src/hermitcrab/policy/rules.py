@@ -31,7 +31,7 @@ _ANYTHING = re.compile(r"\^?(?:\.[*+]?|\[\^?.\]\*|\(\.\*\))?\$?")
 
 def kills_everything(command: Command) -> bool:
     texts = [word.text for word in command.words[1:]]
-    match command.name:
+    match command.program:
         case "kill":
             return _kill_reaches_all(texts)
         case "killall5":
@@ -76,7 +76,7 @@ _POWER_TARGETS = frozenset(f"{verb}.target" for verb in (*_POWER_VERBS, "shutdow
 
 
 def powers_off(command: Command) -> bool:
-    words, name = command.words[1:], command.name
+    words, name = command.words[1:], command.program
     if any(
         command.path(word.text) == _SYSRQ for word in (*command.writes, *(words if name == "tee" else ()))
     ):
@@ -115,13 +115,19 @@ RULES = (
     Rule(
         "wipe",
         "remove or make unusable the root, a system directory or a home",
-        ("rm", "grm", "srm", "shred", "find", "chmod", "chown", "chgrp", "setfacl", "mv", "rsync"),
+        (
+            *("rm", "grm", "srm", "shred", "truncate", "find", "mv", "rsync"),
+            *("chmod", "chown", "chgrp", "setfacl"),
+        ),
         _first(wipes),
     ),
     Rule(
         "disk",
         "overwrite a disk",
-        ("dd", "dcfldd", "dc3dd", "tee", "parted", "mkfs*", *DANGEROUS_WORDS, *LAST_IS_TARGET, *LIST_ONLY),
+        (
+            *("dd", "dcfldd", "dc3dd", "tee", "parted", "badblocks", "mkfs*"),
+            *(*DANGEROUS_WORDS, *LAST_IS_TARGET, *LIST_ONLY),
+        ),
         _first(overwrites_a_disk),
     ),
     Rule(

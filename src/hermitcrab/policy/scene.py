@@ -23,6 +23,9 @@ _DYNAMIC = re.compile(
 )
 """Variables that bash sets by itself, and so may have although nobody set them."""
 
+_OF_THE_SYSTEM = re.compile(rf"{UNKNOWN}|/s?bin$|/(?:usr|opt|nix|snap|run)/(?:.+/)?s?bin$")
+"""Directories of programs that everybody means by their names, as far as they are known."""
+
 
 class Scene(NamedTuple):
     """What is known of the shell that would run the text."""
@@ -69,6 +72,13 @@ class Command:
         return posixpath.basename(self.words[0].text) if self.words else ""
 
     @property
+    def program(self) -> str:
+        """Its name, if it is a program of the system, and no function or somebody's own `./shutdown`."""
+        directory = posixpath.dirname(self.words[0].text) if self.words else ""
+        own = self.function or (directory and not _OF_THE_SYSTEM.match(self.path(directory)))
+        return "" if own else self.name
+
+    @property
     def shown(self) -> str:
         """For people."""
         words = [word.text for word in self.words] + [f"> {word.text}" for word in self.writes]
@@ -113,6 +123,8 @@ class Scope:
     def lookup(self, name: str) -> str:
         if name == "PWD":
             return self.cwd
+        if name in ("UID", "EUID"):
+            return self.variables.get("USER") or UNKNOWN  # by name or by number, it is the same user
         known = self.variables.get(name)
         if known is not None:
             return known

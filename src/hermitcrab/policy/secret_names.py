@@ -10,7 +10,8 @@ WORDS = (
     *("*TOKEN", "*_TOKEN_*", "*API_TOKEN*", "*ACCESS_TOKEN*", "*AUTH_TOKEN*", "*AUTHTOKEN*"),
     *("*_JWT", "JWT", "*_PAT", "*BEARER*", "*_COOKIE", "*_OAUTH"),
     *("*_KEY", "*_KEYS", "*APIKEY*", "*API_KEY*", "*ACCESS_KEY*", "*PRIVATE_KEY*", "*_KEY_BASE64", "*_PEM"),
-    *("*_AUTH", "*__AUTH", "*_AUTH_CONFIG", "*_DSN", "*MNEMONIC*", "*SEED_PHRASE*"),
+    *("*AUTHKEY*", "*ACCESSKEY*", "*PRIVATEKEY*"),
+    *("AUTH", "AUTHORIZATION", "*_AUTH", "*__AUTH", "*_AUTH_CONFIG", "*_DSN", "*MNEMONIC*", "*SEED_PHRASE*"),
     *("*CONNECTION_STRING*", "*_CONN_STR", "*WEBHOOK_URL*", "*_WEBHOOK"),
 )
 """What people call passwords, tokens, keys and the like, whoever they belong to."""
@@ -29,7 +30,8 @@ SECRET = (*WORDS, *PROVIDERS, *OWN)
 
 HARMLESS = (
     *("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_DEFAULT_OUTPUT"),
-    *("AWS_CONFIG_FILE", "AWS_PAGER", "AZURE_CONFIG_DIR", "AZURE_CORE_*", "AZURE_HTTP_USER_AGENT"),
+    *("AWS_CONFIG_FILE", "AWS_PAGER", "AWS_CA_BUNDLE", "AWS_ENDPOINT_URL*", "AWS_SDK_LOAD_CONFIG"),
+    *("AWS_EC2_METADATA_DISABLED", "AZURE_CONFIG_DIR", "AZURE_CORE_*", "AZURE_HTTP_USER_AGENT"),
     *(
         "PASSWORD_STORE_DIR",
         "HERMITCRAB_SECRET_NAMES",
@@ -37,8 +39,8 @@ HARMLESS = (
         "HERMITCRAB_CREDENTIAL_HOME",
     ),
 )
-"""What a pattern above would take and is no secret. Without its profile a cloud's program would go on with
-another account."""
+"""What a pattern above would take and is no secret. Without its profile or endpoint a cloud's program would
+go on with another account."""
 
 VALUES = (
     r"://[^/?#\s:@]*:[^/\s@]+@",  # a URL with a password

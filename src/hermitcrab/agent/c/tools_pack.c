@@ -11,7 +11,10 @@ enum { NAME_ROOM = 100, PREFIX_ROOM = 155 };
 #define LARGEST_ID 07777777U
 
 static char **excluded;
-static bool told; /* of what cannot be packed, once */
+static bool named; /* those that were asked for, as far as they are there and may be read */
+static bool told;  /* of what cannot be packed, once */
+
+static bool is_left_out(int error) { return is_missing(error) || (named && error == EACCES); }
 
 static void put_padding(uint64_t size) {
 	static const uint8_t zeros[BLOCK];
@@ -122,7 +125,7 @@ static void pack_file(int directory, const char *name, const char *path) {
 	static uint8_t bytes[IO_CHUNK];
 	struct stat status;
 	int fd = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-	if (fd < 0 && is_missing(errno))
+	if (fd < 0 && is_left_out(errno))
 		return;
 	if (fd < 0 || fstat(fd, &status) < 0)
 		fail_with(path, errno);
@@ -190,7 +193,7 @@ static void pack_names(int root) {
 		int parent = open_parent(root, name, false);
 		if (parent >= 0 && fstatat(parent, last_part(name), &status, AT_SYMLINK_NOFOLLOW) == 0)
 			pack_entry(parent, last_part(name), name, &status);
-		else if (!is_missing(errno))
+		else if (!is_left_out(errno))
 			fail_with(name, errno);
 	}
 }
@@ -200,7 +203,8 @@ int tool_pack(char **arguments) {
 	int root = open_directory(arguments[1]);
 	excluded = arguments + 2;
 	struct stat status;
-	if (arguments[0][0] == '1') {
+	named = arguments[0][0] == '1';
+	if (named) {
 		pack_names(root);
 	} else {
 		if (fstat(root, &status) < 0)

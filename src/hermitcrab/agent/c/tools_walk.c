@@ -60,9 +60,9 @@ static char letter_of(mode_t mode) {
 	return S_ISREG(mode) ? 'f' : S_ISDIR(mode) ? 'd' : S_ISLNK(mode) ? 'l' : 'o';
 }
 
-static void put_record(const char *name, const char *target, const struct stat *status) {
+static void put_record(char letter, const char *name, const char *target, const struct stat *status) {
 	char head[160];
-	int length = snprintf(head, sizeof head, "%c %o %lld %lld.%09ld %lld.%09ld %llu ", letter_of(status->st_mode),
+	int length = snprintf(head, sizeof head, "%c %o %lld %lld.%09ld %lld.%09ld %llu ", letter,
 	                      (unsigned)status->st_mode & 07777, (long long)status->st_size,
 	                      (long long)status->st_mtim.tv_sec, status->st_mtim.tv_nsec,
 	                      (long long)status->st_ctim.tv_sec, status->st_ctim.tv_nsec,
@@ -78,8 +78,10 @@ static bool show(int directory, const char *name, const char *within, const stru
 	if (S_ISLNK(status->st_mode) && (length = readlinkat(directory, name, target, sizeof target - 1)) < 0)
 		return false;
 	target[length] = 0;
-	put_record(within, target, status);
-	return true;
+	/* A directory that we may not look into is no reason to tell nothing of the others. */
+	bool closed = S_ISDIR(status->st_mode) && faccessat(directory, name, R_OK | X_OK, 0) < 0;
+	put_record(closed ? 'D' : letter_of(status->st_mode), within, target, status);
+	return !closed;
 }
 
 int tool_stat(char **arguments) {

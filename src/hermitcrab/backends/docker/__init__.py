@@ -130,6 +130,13 @@ def reap(kind: Kind) -> list[Listed]:
     return [_listed(each) for each in found if each.name in gone]
 
 
+def end_task(kind: Kind, task: str) -> bool:
+    """Remove what runs for a task of this user."""
+    engine = Engine.find(kind)
+    found = engine.containers(**{owners.TASK: task, owners.USER: tasks.this_user()})
+    return bool(engine.remove(each.name for each in found))
+
+
 _TRAITS = Traits(
     isolated=True, network="own", creates_cwd=True, carries="mounts", workspace=settings.WORKSPACE
 )
@@ -147,6 +154,7 @@ def _backend(kind: Kind, summary: str) -> Backend[DockerConfig]:
         exposes=lambda config: config.auto_mount_cwd or writable(config.volumes),
         sandboxes=partial(sandboxes, kind),
         reap=partial(reap, kind),
+        end_task=partial(end_task, kind),
         snapshots=ContainerSnapshots(kind),
     )
 

@@ -17,6 +17,7 @@ OWNER, TASK, FINGERPRINT = "hermitcrab.owner", "hermitcrab.task", "hermitcrab.fi
 VERSION, LIFETIME = "hermitcrab.version", "hermitcrab.lifetime"
 USER, TOKEN, LACKS = "hermitcrab.user", "hermitcrab.token", "hermitcrab.lacks"
 ATTACHED, DETACHED = "attached", "detached"
+PAUSED = "paused"
 RESERVED = "hermitcrab."
 
 
@@ -64,7 +65,7 @@ def fate(found: Iterable[Found], fingerprint: str) -> tuple[Fate, list[str]]:
     """What to do for a task, with which of its containers."""
     containers = list(found)
     for each in containers:
-        if each.state == "running" and each.labels.get(FINGERPRINT) == fingerprint:
+        if each.state in ("running", PAUSED) and each.labels.get(FINGERPRINT) == fingerprint:
             return Fate.REUSE, [each.name]
     return (Fate.REPLACE if containers else Fate.NEW), [each.name for each in containers]
 

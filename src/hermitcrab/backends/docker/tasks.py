@@ -28,6 +28,7 @@ _TAKEN = ("already in use", "is in use")
 _NOT_YET = "nobody serves"
 _START_PATIENCE = 60.0
 _ATTEMPTS = 20
+_PAUSE_POLL = 0.2
 
 
 async def join(
@@ -70,7 +71,7 @@ def this_user() -> str:
 
 
 def _fitting(engine: Engine, config: DockerConfig, wanted: str) -> Found | None:
-    found = engine.containers(**{owners.TASK: config.task_id, owners.USER: this_user()})
+    found = _awake(engine, config.task_id)
     fate, names = owners.fate(found, wanted)
     if fate is Fate.REPLACE:
         engine.remove(names)
@@ -79,6 +80,22 @@ def _fitting(engine: Engine, config: DockerConfig, wanted: str) -> Found | None:
         # What it lacks since its start is to be said again.
         engine.refuses |= set(filter(None, there.labels.get(owners.LACKS, "").split(",")))
     return there
+
+
+def _awake(engine: Engine, task: str) -> list[Found]:
+    """The task's containers. An engine makes one stand still while it keeps a snapshot of it."""
+    deadline = time.monotonic() + _START_PATIENCE
+    while True:
+        found = engine.containers(**{owners.TASK: task, owners.USER: this_user()})
+        paused = [each.name for each in found if each.state == owners.PAUSED]
+        if not paused:
+            return found
+        if time.monotonic() > deadline:
+            raise SandboxStartError(
+                f"the container of task {task!r} is paused; `{engine.kind.name} unpause {paused[0]}`",
+                backend=engine.kind.name,
+            )
+        time.sleep(_PAUSE_POLL)
 
 
 def _create(engine: Engine, config: DockerConfig, wanted: str, flags: Sequence[str]) -> Found:
