@@ -73,11 +73,13 @@ class DirectoryFiles:
         # Python's own keeps whole seconds only.
         times = {each.path: each.mtime_ns for each in tar.Reader().feed(data) if isinstance(each, tar.Entry)}
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            if hasattr(tarfile, "fully_trusted_filter"):  # since 3.11.4
+                archive.extraction_filter = tarfile.fully_trusted_filter
             for member in archive:
                 budget()
                 if not member.isdir() and (top / member.name).is_dir():
                     raise TransferError(f"{member.name}: in its place is a directory")
-                archive.extract(member, top, filter="fully_trusted")
+                archive.extract(member, top)
                 if member.isfile():
                     now = times[os.fsencode(member.name)]
                     os.utime(top / member.name, ns=(now, now))

@@ -297,7 +297,9 @@ class AgentSandbox:
             self._next_ping.cancel()
         if self._autopsy is None or self._releasing or not self._greeted.done():
             self._bury(reason)
-        else:
+        elif (
+            self._autopsy_task is None
+        ):  # the first reason counts: the end of the pipe follows the agent's last word
             self._autopsy_task = self._loop.create_task(self._examine(self._autopsy, reason))
 
     async def _examine(self, autopsy: Callable[[], str], reason: str) -> None:
