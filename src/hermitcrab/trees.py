@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.protocols import Tree
 from hermitcrab.errors import TransferError
+from hermitcrab.files.streams import file_pieces
 from hermitcrab.files.tools import NotThere, Tool, listed
 
 MOST_BYTES = 64 << 30
@@ -137,9 +138,13 @@ async def _blocks(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _read(path: Path) -> AsyncIterator[bytes]:
-    with await asyncio.to_thread(open, path, "rb") as file:
-        while piece := await asyncio.to_thread(file.read, _PIECE):
+    # Not on a thread: whoever is cancelled meanwhile would leave it open.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        async for piece in file_pieces(descriptor):
             yield piece
+    finally:
+        os.close(descriptor)
 
 
 def _digest() -> hashlib.blake2b:

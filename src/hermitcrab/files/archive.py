@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from hermitcrab.errors import TransferError
 from hermitcrab.files import tar
 from hermitcrab.files.entries import Limits
-from hermitcrab.files.streams import PIECE, in_pieces
+from hermitcrab.files.streams import PIECE, closed_after, in_pieces
 from hermitcrab.files.tar import Entry
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -191,18 +191,19 @@ async def rewritten(pieces: AsyncIterable[bytes], limits: Limits = TRUSTING) -> 
     """Anybody's archive as we would have written it; refused where it has what ours never have."""
     reader, inspector = tar.Reader(), Inspector(limits)
     left = 0
-    async for piece in pieces:
-        out: list[bytes] = []
-        for part in reader.feed(piece):
-            if isinstance(part, Entry):
-                inspector.admit(part)
-                out.append(tar.header(part))
-                left, gap = part.size, tar.padding(part.size)
-            else:
-                out.append(part)
-                left -= len(part)
-                if not left:
-                    out.append(bytes(gap))
-        yield b"".join(out)
+    async with closed_after(pieces):
+        async for piece in pieces:
+            out: list[bytes] = []
+            for part in reader.feed(piece):
+                if isinstance(part, Entry):
+                    inspector.admit(part)
+                    out.append(tar.header(part))
+                    left, gap = part.size, tar.padding(part.size)
+                else:
+                    out.append(part)
+                    left -= len(part)
+                    if not left:
+                        out.append(bytes(gap))
+            yield b"".join(out)
     reader.end()
     yield tar.END

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from typing import ParamSpec, TypeVar
 
 from hermitcrab.files.entries import Progress
@@ -94,10 +95,21 @@ async def split(data: bytes | str | AsyncIterable[bytes], most: int) -> AsyncGen
     """The same bytes in pieces that are not larger."""
     if not isinstance(data, AsyncIterable):
         data = _once(data.encode() if isinstance(data, str) else data)
-    async for piece in data:
-        view = memoryview(piece)
-        for at in range(0, len(view), most):
-            yield bytes(view[at : at + most])
+    async with closed_after(data):
+        async for piece in data:
+            view = memoryview(piece)
+            for at in range(0, len(view), most):
+                yield bytes(view[at : at + most])
+
+
+@asynccontextmanager
+async def closed_after(pieces: AsyncIterable[bytes]) -> AsyncIterator[None]:
+    """A generator that is left early would hold its file open until somebody collects it."""
+    try:
+        yield
+    finally:
+        if isinstance(pieces, AsyncGenerator):
+            await pieces.aclose()
 
 
 async def _once(piece: bytes) -> AsyncGenerator[bytes, None]:
@@ -117,6 +129,8 @@ async def ahead(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         await asyncio.wait([coming])
         if not coming.cancelled():
             coming.exception()
+        if isinstance(pieces, AsyncGenerator):
+            await pieces.aclose()
 
 
 async def file_pieces(descriptor: int) -> AsyncGenerator[bytes, None]:

@@ -109,10 +109,11 @@ class Tool:
 
 async def _feed(process: AgentProcess, pieces: AsyncIterable[bytes]) -> None:
     try:
-        async for piece in split(ahead(pieces), PORTION):
-            await process.write(piece)
-            if process.exec.ended:
-                return  # it says itself why it took no more
+        async with aclosing(split(ahead(pieces), PORTION)) as portions:
+            async for piece in portions:
+                await process.write(piece)
+                if process.exec.ended:
+                    return  # it says itself why it took no more
         await process.close_stdin()
     except BaseException:
         # Whoever waits for its output hears of it, and then of our failure.
