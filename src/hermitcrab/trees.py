@@ -13,12 +13,11 @@ from typing import Any, BinaryIO, NamedTuple
 from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.protocols import Tree
 from hermitcrab.errors import TransferError
-from hermitcrab.files.streams import file_pieces
+from hermitcrab.files.streams import file_pieces, gathered, in_thread
 from hermitcrab.files.tools import NotThere, Tool, listed
 
 MOST_BYTES = 64 << 30
 """Of one tree. A sandbox that has been taken over could go on for ever."""
-_PIECE = 1 << 20
 _EMPTY_TAR = 10240
 """Bytes that a tar without anything in it may have; all of them are zero."""
 
@@ -115,30 +114,20 @@ def _tar(sandbox: AgentSandbox, tree: Tree) -> AsyncIterator[bytes]:
 async def _written(path: Path, pieces: AsyncIterator[bytes]) -> tuple[int, str]:
     """The size, which is 0 when there was nothing in the tar, and the digest."""
     digest, size, blank = _digest(), 0, True
-    with await asyncio.to_thread(_private, path) as file:
-        async for block in _blocks(pieces):
-            size += len(block)
-            blank = blank and size <= _EMPTY_TAR and not any(block)
-            if size > MOST_BYTES:
-                raise TransferError(f"more than {MOST_BYTES >> 30} GiB in one directory of the sandbox")
-            await asyncio.to_thread(_all_of(file.write, digest.update), block)
-        await asyncio.to_thread(_flushed, file)
+    # Opened here and not on a thread, as in `_read`: whoever is cancelled meanwhile would leave it open.
+    with _private(path) as file:
+        async with aclosing(gathered(pieces)) as blocks:
+            async for block in blocks:
+                size += len(block)
+                blank = blank and size <= _EMPTY_TAR and not any(block)
+                if size > MOST_BYTES:
+                    raise TransferError(f"more than {MOST_BYTES >> 30} GiB in one directory of the sandbox")
+                await in_thread(_all_of(file.write, digest.update), block)
+        await in_thread(_flushed, file)
     return (0, "") if blank else (size, digest.hexdigest())
 
 
-async def _blocks(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """What comes in small pieces as few large ones: each costs a change of threads."""
-    waiting = bytearray()
-    async for piece in pieces:
-        waiting += piece
-        if len(waiting) >= _PIECE:
-            yield bytes(waiting)
-            waiting.clear()
-    yield bytes(waiting)
-
-
 async def _read(path: Path) -> AsyncIterator[bytes]:
-    # Not on a thread: whoever is cancelled meanwhile would leave it open.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         async for piece in file_pieces(descriptor):

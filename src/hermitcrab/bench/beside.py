@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import hermitcrab
@@ -27,6 +31,14 @@ def unless_missing(titles: Mapping[str, str], measure: Callable[[], Rows], unit:
             row_to_json(Row(name=name, title=title, unit=unit, reason=str(missing)))
             for name, title in titles.items()
         ]
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory for everything, the store included: a benchmark does not fill the user's own."""
+    with tempfile.TemporaryDirectory(prefix="hermitcrab-") as directory:
+        os.environ["HERMITCRAB_STATE_DIR"] = f"{directory}/state"
+        yield Path(directory)
 
 
 def given(value: str | None, option: str) -> str:

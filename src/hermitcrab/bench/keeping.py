@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import hermitcrab
-from hermitcrab.bench.beside import Rows, given, opened, row_of, unless_missing
+from hermitcrab.bench.beside import Rows, given, opened, row_of, scratch, unless_missing
 from hermitcrab.bench.places import used_once
 from hermitcrab.bench.stats import scaled
 from hermitcrab.bench.timing import Life, lives
@@ -32,7 +29,7 @@ def bubblewrap_snapshots(scale: float) -> Rows:
 
     def measure() -> Rows:
         opened("bubblewrap").cleanup()
-        with _scratch() as directory:
+        with scratch() as directory:
             by_hand = _Tar(directory)
             return _measured("bubblewrap", {}, by_hand, ("tar c", "tar x"), titles, scale)
 
@@ -46,7 +43,7 @@ def docker_snapshots(scale: float, image: str | None) -> Rows:
     def measure() -> Rows:
         settings = {"image": given(image, "--image IMAGE")}
         opened("docker", **settings).cleanup()
-        with _scratch() as directory, _Committed(settings["image"], directory) as by_hand:
+        with scratch() as directory, _Committed(settings["image"], directory) as by_hand:
             raw = ("docker commit, docker exec tar c", "docker run, docker exec tar x")
             return _measured("docker", settings, by_hand, raw, titles, scale)
 
@@ -88,14 +85,6 @@ def _measured(
         row_of(f"{kind}-snapshot", titles, keeps, raw_titles[0]),
         row_of(f"{kind}-restore", titles, begins, raw_titles[1]),
     ]
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    """A directory for everything, the store included: a benchmark does not fill the user's own."""
-    with tempfile.TemporaryDirectory(prefix="hermitcrab-") as directory:
-        os.environ["HERMITCRAB_STATE_DIR"] = f"{directory}/state"
-        yield Path(directory)
 
 
 class _Tar:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import hermitcrab
-from hermitcrab.bench.beside import Rows, given, opened, row_of, unless_missing
+from hermitcrab.bench.beside import Rows, given, opened, row_of, scratch, unless_missing
 from hermitcrab.bench.stats import scaled
 from hermitcrab.bench.timing import Life, lives
 
@@ -95,10 +93,9 @@ def _end_all(environments: list[hermitcrab.Environment]) -> None:
 
 @contextmanager
 def _project() -> Iterator[Path]:
-    """Files to carry, and a place for the store: a benchmark does not fill the user's own."""
-    with tempfile.TemporaryDirectory(prefix="hermitcrab-") as directory:
-        os.environ["HERMITCRAB_STATE_DIR"] = f"{directory}/state"
-        project = Path(directory, "project")
+    """Files to carry."""
+    with scratch() as directory:
+        project = directory / "project"
         project.mkdir()
         _run(f"cd {project} && {_FILL}")
         yield project

@@ -248,16 +248,11 @@ class Session:
             error = failure if isinstance(failure, SandboxError) else SandboxError(str(failure))
         if self._closed:
             error = SessionClosed("the environment was cleaned up", backend=self.sandbox.backend)
-        if not command.running:
-            return  # given up meanwhile
-        if error is not None:
-            self._running.pop(command.id, None)
-            command.failed(error)
-        elif self.sandbox.lost and self._restart is not None:
+        if error is None and command.running and self.sandbox.lost and self._restart is not None:
             self._waiting.append(command)
             self._begin_revival()
         else:
-            self._launch_waiting(command)
+            self._go_on(command, error)
 
     def would_refuse(self, text: str, cwd: str = "") -> str | None:
         """The rule of the guard that a command breaks; None when it may run."""
@@ -400,15 +395,16 @@ class Session:
             waiting, self._waiting = self._waiting, []
             self._revival = None
         for command in waiting:
-            if not command.running:
-                continue  # given up meanwhile
-            if error is not None:
-                self._running.pop(command.id, None)
-                command.failed(error)
-            else:
-                self._launch_waiting(command)
+            self._go_on(command, error)
 
-    def _launch_waiting(self, command: Command) -> None:
+    def _go_on(self, command: Command, error: SandboxError | None) -> None:
+        """With a command that waited: launch it, or say why not."""
+        if not command.running:
+            return  # given up meanwhile
+        if error is not None:
+            self._running.pop(command.id, None)
+            command.failed(error)
+            return
         pending = command.exec
         # What was injected belonged to the sandbox before, or may have been revoked since.
         command.request = command.request._replace(injected=self._inject())

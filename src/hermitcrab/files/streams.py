@@ -68,12 +68,13 @@ async def gathered(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     """The same bytes in larger pieces: each costs a change of threads."""
     waiting: list[bytes] = []
     size = 0
-    async for piece in pieces:
-        waiting.append(piece)
-        size += len(piece)
-        if size >= PIECE:
-            yield b"".join(waiting)
-            waiting, size = [], 0
+    async with closed_after(pieces):
+        async for piece in pieces:
+            waiting.append(piece)
+            size += len(piece)
+            if size >= PIECE:
+                yield b"".join(waiting)
+                waiting, size = [], 0
     yield b"".join(waiting)
 
 
@@ -119,18 +120,17 @@ async def _once(piece: bytes) -> AsyncGenerator[bytes, None]:
 async def ahead(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     """The same pieces, the next one made while this one is on its way."""
     iterator = aiter(pieces)
-    coming = asyncio.ensure_future(anext(iterator, None))
-    try:
-        while (piece := await asyncio.shield(coming)) is not None:
-            coming = asyncio.ensure_future(anext(iterator, None))
-            yield piece
-    finally:
-        coming.cancel()
-        await asyncio.wait([coming])
-        if not coming.cancelled():
-            coming.exception()
-        if isinstance(pieces, AsyncGenerator):
-            await pieces.aclose()
+    async with closed_after(pieces):
+        coming = asyncio.ensure_future(anext(iterator, None))
+        try:
+            while (piece := await asyncio.shield(coming)) is not None:
+                coming = asyncio.ensure_future(anext(iterator, None))
+                yield piece
+        finally:
+            coming.cancel()
+            await asyncio.wait([coming])
+            if not coming.cancelled():
+                coming.exception()
 
 
 async def file_pieces(descriptor: int) -> AsyncGenerator[bytes, None]:
