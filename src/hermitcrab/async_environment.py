@@ -117,7 +117,8 @@ class AsyncEnvironment:
         from hermitcrab.files.sync import Companion
 
         companion = Companion(sync)
-        self.sync, self._session.preparation = sync, companion
+        self.sync = sync
+        self._session.preparations.append(companion)
         self._farewells.insert(0, companion.at_the_end)
 
     def would_refuse(self, command: str, cwd: str = "") -> str | None:

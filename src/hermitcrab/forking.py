@@ -119,7 +119,7 @@ async def _copied(env: AsyncEnvironment, source: str, resolved: Resolved, lastin
         new._farewells.append(partial(_removed, new, path))
         await new.files.mkdir(path, mode=0o700)
         copying = await new._session.sandbox.spawn(["cp", "-a", "--", f"{source}/.", path])
-        said = b"".join([chunk.data async for chunk in copying.output()])
+        said = await copying.said()
         if (await copying.wait()).code:
             raise TransferError(f"cannot copy {source}: {said.decode(errors='replace').strip()}")
         await settle(new, state, source, path)

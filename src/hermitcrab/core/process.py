@@ -36,6 +36,12 @@ class AgentProcess:
                 self.exec.resume()
             yield chunk
 
+    async def said(self, *channels: int) -> bytes:
+        """All that it prints on these channels; on any when none is named."""
+        return b"".join(
+            [chunk.data async for chunk in self.output() if not channels or chunk.channel in channels]
+        )
+
     async def write(self, data: bytes) -> None:
         self.exec.give(Input(STDIN, data))
         await self.exec.drained(STDIN)

@@ -100,7 +100,7 @@ class Session:
         self._running: dict[int, Command] = {}
         self.resumed: list[Command] = []
         """What a program before us left in this sandbox, running or ended unheard."""
-        self.preparation: Preparation | None = None
+        self.preparations: list[Preparation] = []
         """What has to happen before a command, now and then: files are brought up to date."""
         self._preparing: set[asyncio.Task[None]] = set()
         self._waiting: list[Command] = []
@@ -228,22 +228,23 @@ class Session:
             if self.sandbox.lost:
                 self._wait_for_revival(command)
                 return command
-            if self.preparation is not None and self.preparation.due:
+            if self.preparations and any(each.due for each in self.preparations):
                 command.exec = PendingExec(command, self._loop)
-                self._loop.call_soon_threadsafe(self._begin_preparation, self.preparation, command)
+                self._loop.call_soon_threadsafe(self._begin_preparation, command)
                 return command
         self.launch(command)
         return command
 
-    def _begin_preparation(self, preparation: Preparation, command: Command) -> None:
-        task = self._loop.create_task(self._prepare(preparation, command))
+    def _begin_preparation(self, command: Command) -> None:
+        task = self._loop.create_task(self._prepare(command))
         self._preparing.add(task)
         task.add_done_callback(self._preparing.discard)
 
-    async def _prepare(self, preparation: Preparation, command: Command) -> None:
+    async def _prepare(self, command: Command) -> None:
         error: SandboxError | None = None
         try:
-            await preparation.prepare()
+            for each in self.preparations:
+                await each.prepare()
         except Exception as failure:
             error = failure if isinstance(failure, SandboxError) else SandboxError(str(failure))
         if self._closed:

@@ -76,7 +76,7 @@ class Carriage:
 async def unreadable(session: Session, paths: Sequence[str]) -> list[str]:
     """Those of the paths that the sandbox's user may not read."""
     process = await session.sandbox.spawn(["bash", "-c", _UNREADABLE, "bash", *paths])
-    said = b"".join([chunk.data async for chunk in process.output() if chunk.channel == STDOUT])
+    said = await process.said(STDOUT)
     await process.wait()
     return [path.decode(errors="replace") for path in said.split(b"\0")[:-1]]
 

@@ -19,7 +19,7 @@ from hermitcrab.files.sync import AsyncFileSync, Companion
 from hermitcrab.policy.carried import PLACE, CarriedItem
 
 if TYPE_CHECKING:
-    from hermitcrab.core.session import Preparation, Session
+    from hermitcrab.core.session import Session
     from hermitcrab.files.access import AsyncFiles
 
 _MAKE = r"""
@@ -56,8 +56,6 @@ class Copies:
         self._own = f"{home}{PLACE[1:]}/session-{secrets.token_hex(8)}"
         self._items = items
         self._sync = AsyncFileSync(files, ())
-        self._beside: Preparation | None = None
-        """What else has to happen before a command."""
 
     async def bring(self) -> list[str]:
         """Copy everything. The names that the sandbox has a file of its own for, which stays."""
@@ -74,16 +72,7 @@ class Copies:
 
     def go_along(self) -> None:
         """From now on the copies are brought up to date before a command, now and then."""
-        self._beside, self._session.preparation = self._session.preparation, self
-
-    @property
-    def due(self) -> bool:
-        return self._sync.due or (self._beside is not None and self._beside.due)
-
-    async def prepare(self) -> None:
-        await Companion(self._sync).prepare()
-        if self._beside is not None:
-            await self._beside.prepare()
+        self._session.preparations.insert(0, Companion(self._sync))
 
     async def remove(self) -> None:
         """Take the credentials away; skills and caches stay for the next session, as they are no secrets."""
@@ -107,7 +96,7 @@ class Copies:
             return b""
         sandbox = await self._session.ready()
         process = await sandbox.spawn(["bash", "-c", script, "bash", self._own, self._home, *credentials])
-        said = b"".join([chunk.data async for chunk in process.output() if chunk.channel == STDOUT])
+        said = await process.said(STDOUT)
         ended = await process.wait()
         if ended.code != 0:
             raise SandboxError(f"a shell there ended with {ended.code}")

@@ -123,7 +123,7 @@ class Sudo:
 
     async def _made(self, sandbox: AgentSandbox, name: str) -> str:
         making = await sandbox.spawn(["sh", "-c", _MAKE, "sh", name, _PROGRAM])
-        said = b"".join([chunk.data async for chunk in making.output()])
+        said = await making.said()
         if (await making.wait()).code != 0 or not said.startswith(b"/"):
             raise OSError("there is no directory in it where a program of ours may run")
         return said.decode(errors="surrogateescape")

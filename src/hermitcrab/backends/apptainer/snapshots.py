@@ -90,7 +90,7 @@ def listing(output: bytes) -> Listing:
 
 async def _listing(sandbox: AgentSandbox) -> Listing:
     process = await sandbox.spawn(["bash", "-pc", _LIST])
-    output = b"".join([data async for channel, data in process.output() if channel == STDOUT])
+    output = await process.said(STDOUT)
     if (await process.wait()).code:
         raise TransferError(
             "a snapshot of this container takes GNU find in its image, to tell what was changed",
