@@ -33,9 +33,12 @@ PATIENCE = 60.0
 
 
 @pytest.fixture(autouse=True)
-def home(quiet_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(quiet_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What a test leaves of its sessions ends with it: on `local`, too, each has an agent that lives on."""
     monkeypatch.setenv("PYTHONPATH", str(SOURCE))
-    return quiet_home
+    yield quiet_home
+    for each in sessions.every():
+        sessions.remove(each.name, force=True)
 
 
 def crab(
@@ -191,7 +194,9 @@ def test_a_killed_program_leaves_the_session_as_it_was() -> None:
         assert process.stdout
         assert process.stdout.readline() == b"begun\n"
         process.kill()
-    assert said("exec", "w", "echo $v") == "before\n"
+    done = crab("exec", "w", "echo $v")
+    assert done.stdout == "before\n"
+    assert "killed still runs there" in done.stderr
 
 
 @pytest.mark.usefixtures("local")
@@ -206,8 +211,15 @@ def test_ctrl_c_ends_the_command_and_keeps_the_session() -> None:
 
 
 @pytest.mark.usefixtures("local")
-def test_what_ends_with_its_command_is_told() -> None:
-    done = crab("exec", "w", "sleep 1000 & echo $!")
+def test_what_runs_on_is_there_and_what_ends_with_its_command_is_told() -> None:
+    pid = int(said("exec", "w", "sleep 1000 & echo $!"))
+    assert said("exec", "w", f"kill -0 {pid} && echo alive") == "alive\n"
+    said("rm", "w")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    python = {"HERMITCRAB_AGENT": "python"}  # which does not outlive its program
+    said("new", "w", "--on", "local", env=python)
+    done = crab("exec", "w", "sleep 1000 & echo $!", env=python)
     assert "left running ends with it" in done.stderr
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)

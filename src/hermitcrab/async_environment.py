@@ -176,10 +176,17 @@ class AsyncEnvironment:
         """Leave the sandbox, and what `start` left running in it, to the next program that opens it.
 
         Only where the sandbox has a life of its own, as a container with a `task_id` has. The next program
-        finds it in `resumed`.
+        finds it in `resumed`. Copies of credentials do not stay.
         """
+        sandbox = self._session.detachable()
+        await self._carriage.leave()
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None and sandbox.fleeting:
+            await keeper.keep(self._session)
         await self._session.detach()
-        self._cleaned, self._keeper = True, None
+        self._cleaned = True
+        if keeper is not None:
+            await keeper.after_the_end()
 
     async def snapshot(self, label: str = "") -> str:
         """Keep the files and the session as they are now; `open(snapshot=...)` begins with them.

@@ -183,7 +183,7 @@ class Environment:
         """Leave the sandbox, and what `start` left running in it, to the next program that opens it.
 
         Only where the sandbox has a life of its own, as a container with a `task_id` has. The next program
-        finds it in `resumed`.
+        finds it in `resumed`. Copies of credentials do not stay.
         """
         loop.run(self._async.detach())
 

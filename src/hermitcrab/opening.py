@@ -100,7 +100,9 @@ async def _begun(
     sudo = sudo_for(resolved)
     carriage = Carriage.of(resolved)
     luggage = Luggage(
-        mounts=carriage.mounts, inherited=partial(inherited, resolved.session, environ=os.environ)
+        mounts=carriage.mounts,
+        inherited=partial(inherited, resolved.session, environ=os.environ),
+        cwd=resolved.session.cwd,
     )
     start = partial(resolved.backend.start, resolved.options, luggage)
     sandbox: AgentSandbox = await start()

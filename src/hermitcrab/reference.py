@@ -53,14 +53,15 @@ def known_settings(backends: Iterable[str] | None = None) -> Iterator[Known]:
 
 
 def field_docs(config: type[Any]) -> dict[str, str]:
-    """The string literal under each field, which Python itself does not keep."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(config)))
-    body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
-    docs = {}
-    for item, after in itertools.pairwise(body):
-        match item, after:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
-                docs[name] = inspect.cleandoc(doc)
+    """The string literal under each field, inherited ones too, which Python itself does not keep."""
+    docs: dict[str, str] = {}
+    for kind in reversed(config.__mro__[:-1]):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+        body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
+        for item, after in itertools.pairwise(body):
+            match item, after:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                    docs[name] = inspect.cleandoc(doc)
     return docs
 
 

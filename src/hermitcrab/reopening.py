@@ -18,9 +18,12 @@ from hermitcrab.core.protocols import Backend, Snapshots, Tree
 from hermitcrab.core.state import ShellState
 from hermitcrab.errors import ConfigError, SandboxError, SandboxStartError, StoreError
 from hermitcrab.snapshots import (
+    SNAPSHOT,
     carried_names,
     forget_snapshot,
+    is_lasting,
     remove_leftovers,
+    remove_noted,
     required,
     sweep_later,
     taken,
@@ -115,8 +118,7 @@ class Keeper:
         """Remove what was replaced; the sandbox may have run from it until now."""
         replaced, self._replaced = self._replaced, ""
         if replaced:
-            with suppress(StoreError):
-                await asyncio.to_thread(forget_snapshot, replaced, self._store)
+            await asyncio.to_thread(remove_noted, self._store, [Leftover(SNAPSHOT, replaced)])
 
 
 class _Kept(NamedTuple):
@@ -229,6 +231,8 @@ async def _restore(resolved: Resolved, kept: _Kept, sandbox: AgentSandbox) -> No
     """Put the archived trees in their places, in a sandbox where nothing runs yet."""
     if sandbox.joined:
         return  # it is the task as it is now
+    if is_lasting(resolved) and not kept.snapshot.native:
+        warn(f"the sandbox of task {kept.snapshot.task!r} is gone; the session goes on without its files")
     found = await required(resolved.backend).trees(sandbox, resolved.options)
     places, carried = {tree.path: tree for tree in found}, carried_names(resolved)
     for part in kept.parts:

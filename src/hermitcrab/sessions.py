@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
@@ -27,6 +27,7 @@ from hermitcrab.core import loop
 from hermitcrab.core.state import ShellState
 from hermitcrab.environment import Environment, around
 from hermitcrab.errors import ConfigError, HermitcrabWarning, SandboxError
+from hermitcrab.files import roots
 from hermitcrab.opening import opened
 from hermitcrab.records import TASK
 from hermitcrab.store import Leftover, SavedSession, Slot, Store
@@ -41,8 +42,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 _TAKEN = ("ls", "rm")
 """What `hermitcrab snapshot` takes for its own words."""
 _FORKS = "/hermitcrab/forks/"
+_LAST_BREATH = 0.05
 _LIFETIME = 7 * 86400.0
-"""Seconds that a container goes on between two commands, unless the settings say otherwise."""
+"""Seconds that a container, which nobody brings back, goes on between two commands, unless the settings say
+otherwise."""
 
 
 def every() -> list[SavedSession]:
@@ -148,7 +151,7 @@ def remove(name: str, *, force: bool = False, waiting: Waiting | None = None) ->
         with _used(name, waiting) as (store, saved, environment):
             loop.run(_end(environment, saved))
             store.remove_session(name)
-            return "" if environment.traits.workspace else environment.workspace
+            return environment.workspace if environment.traits.persistent else ""
     except SandboxError:
         if not force:
             raise
@@ -179,7 +182,7 @@ def _own(resolved: Resolved, name: str) -> Resolved:
         "task_id": f"{name}-{secrets.token_hex(3)}",
         "persistent_filesystem": True,
     }
-    if "max_lifetime" not in resolved.sources:
+    if "max_lifetime" not in resolved.sources and not resolved.backend.traits.revives:
         wanted["max_lifetime"] = _LIFETIME
     known = {each.name for each in fields(resolved.options)}
     options = replace(resolved.options, **{key: value for key, value in wanted.items() if key in known})
@@ -230,19 +233,11 @@ def _renewed(saved: SavedSession, environment: AsyncEnvironment) -> SavedSession
 def _plain_settings(resolved: Resolved) -> dict[str, Any]:
     """All settings in force but secrets, as JSON has them. Where it was made, no file is asked again."""
     return {
-        each.name: _plain(getattr(config, each.name))
+        each.name: roots.plain(getattr(config, each.name))
         for config in (resolved.session, resolved.options)
         for each in fields(config)
         if each.init and not each.metadata.get("secret")
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value.absolute()) if isinstance(value, Path) else value
 
 
 def _resolved(saved: SavedSession) -> Resolved:
@@ -261,11 +256,21 @@ async def _reopened(saved: SavedSession) -> AsyncEnvironment:
 
 async def _leave(environment: AsyncEnvironment) -> None:
     """To the next program, where the sandbox has a life of its own; else it ends, and keeps its files."""
-    environment._keeper = None  # the state is in the store, and the files of its task are kept anyway
-    if environment._session.sandbox.detached and not environment._cleaned:
+    if environment._session.sandbox.detached and not environment._cleaned and await _is_needed(environment):
         await environment.detach()
     else:
+        environment._keeper = None  # the state is in the store, and the files of its task are kept anyway
         await environment.cleanup()
+
+
+async def _is_needed(environment: AsyncEnvironment) -> bool:
+    """Of a host nothing is kept but what runs there; what a command started may be about to end with it."""
+    sandbox = environment._session.sandbox
+    if not environment.traits.persistent or environment.processes():
+        return True
+    if sandbox.lingering:
+        await asyncio.sleep(_LAST_BREATH)
+    return sandbox.lingering
 
 
 async def _end(environment: AsyncEnvironment, saved: SavedSession) -> None:
@@ -276,7 +281,7 @@ async def _end(environment: AsyncEnvironment, saved: SavedSession) -> None:
         home = environment.state.environ.get("HOME", "")
         for path, kept in ((environment.traits.workspace, "workspace"), (home, "home")):
             await _emptied(environment, path, files / kept)
-    elif _FORKS in environment.workspace:
+    if _FORKS in environment.workspace:
         await environment.files.remove(environment.workspace, recursive=True, missing_ok=True)
     place = environment.state.place
     await environment.cleanup()
@@ -297,6 +302,8 @@ def _forget_task(saved: SavedSession, place: str, files: Path) -> None:
     from hermitcrab import snapshots
 
     store = Store()
+    if (end_task := registry.get(saved.on).end_task) is not None:
+        end_task(saved.task)  # a sandbox that stays after its cleanup
     if latest := store.latest(Slot(saved.on, saved.task, place)):
         snapshots.forget_snapshot(latest, store)
     remove_tree(files)

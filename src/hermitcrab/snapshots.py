@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from hermitcrab.errors import (
     StoreError,
     UnsupportedCapability,
 )
+from hermitcrab.files import roots
 from hermitcrab.records import TASK
 from hermitcrab.store import Leftover, Snapshot, Store
 
@@ -56,6 +57,9 @@ async def take(resolved: Resolved, session: Session, label: str = "") -> str:
     required(resolved.backend)
     store = Store()
     snapshot = await taken(store, resolved, session, label, store.add_snapshot)
+    with suppress(SandboxError):  # the next command says so
+        # Where the sandbox was stopped for it, it goes on before anybody can remove what it goes on from.
+        await session.ready()
     return snapshot.id
 
 
@@ -140,18 +144,25 @@ async def _made(store: Store, resolved: Resolved, session: Session, id: str, *, 
     ]
     layer = None if automatic else await capability.layer(sandbox, config)
     parts = await trees.packed(sandbox, whole, layer, store.archives / id)
+    stays = automatic and is_lasting(resolved)
     return Snapshot(
         id=id,
         backend=resolved.backend.name,
         place=state.place,
         task=capability.task(config),
-        native=await capability.save(sandbox, config, id),
+        native="" if stays else await capability.save(sandbox, config, id),
         archive=id,
         parts=json.dumps([part._asdict() for part in parts]),
         state=state.to_json(),
         options=_options(resolved),
         size=sum(part.size for part in parts),
     )
+
+
+def is_lasting(resolved: Resolved) -> bool:
+    """Whether the sandbox itself is what is kept of its task."""
+    lasting = resolved.backend.lasting
+    return lasting is not None and lasting(resolved.options)
 
 
 def carried_names(resolved: Resolved) -> list[str]:
@@ -170,16 +181,8 @@ def _options(resolved: Resolved) -> dict[str, Any]:
                 and each.name not in _NOT_TAKEN_ALONG
                 and not each.metadata.get("secret")
             ):
-                found[each.name] = _plain(getattr(config, each.name))
+                found[each.name] = roots.plain(getattr(config, each.name))
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def _remove(store: Store, left: Leftover) -> bool:

@@ -98,7 +98,8 @@ class Store:
             _insert(database, snapshot, made)
 
     def renew(self, snapshot: Snapshot, *made: Leftover, read: str) -> str | None:
-        """Record it as its task's latest in place of `read`: the id that it replaces, which may be empty.
+        """Record it as its task's latest in place of `read`: the id that it replaces, which may be empty, and
+        is a leftover of this program now.
 
         None when another program was quicker: then it is recorded, and that program's stays the latest.
         """
@@ -109,6 +110,8 @@ class Store:
             if before not in ("", read):
                 return None
             database.execute("INSERT OR REPLACE INTO latest VALUES (?, ?, ?, ?)", [*slot, snapshot.id])
+            if before:
+                _note(database, Leftover("snapshot", before))
             return before
 
     def let_go(self, slot: Slot, id: str) -> None:
@@ -227,8 +230,10 @@ class Store:
     def _connected(self) -> Iterator[sqlite3.Connection]:
         try:
             self._made(self.directory)
-            # By ourselves, because sqlite would let others read it.
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            # By ourselves, because sqlite would let others read it. Never when it is there: closing any
+            # descriptor of a file ends the locks that another thread of this process has on it.
+            if not self._path.exists():
+                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             with closing(sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)) as database:
                 database.row_factory = sqlite3.Row
                 database.execute("PRAGMA foreign_keys = ON")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import shutil
 import signal
@@ -45,6 +44,7 @@ class TestOptions:
             ["--version", "--lease", "1"],
             ["--serve"],
             ["--connect"],
+            ["--join"],
         ],
         ids=repr,
     )
@@ -65,6 +65,9 @@ class TestOptions:
             ["--serve", "/nonexistent/x", "--lease", "0"],
             ["--connect", "/nonexistent/x", "--lease", "5"],
             ["--connect", "/nonexistent/x", "--serve", "/nonexistent/x"],
+            ["--join", ""],
+            ["--join", "/nonexistent/x", "--serve", "/nonexistent/x"],
+            ["--join", "/nonexistent/x", "--connect", "/nonexistent/x"],
         ],
         ids=repr,
     )
@@ -97,28 +100,33 @@ class TestOptions:
 class TestText:
     """For a pipe that carries nothing but text."""
 
-    def test_every_byte_arrives_as_a_character(self, c_agent: str) -> None:
+    def test_every_byte_arrives(self, c_agent: str) -> None:
         count = 1200  # times 256: more than a pipe holds, so that the agent has to stop in the middle
         program = f"import sys; sys.stdout.buffer.write(bytes(range(256)) * {count})"
         start = Start(argv=[b"python3", b"-c", program.encode()], fds=[Fd(1, OUTPUT)], inherit_env=True)
         asked = wire.PREAMBLE + wire.frame(Ask.START, 1, payload=wire.start_payload(start))
-        frames, strict, output, gone = (
-            wire.Decoder(skip_noise=True),
-            codecs.getincrementaldecoder("utf-8")(),
-            b"",
-            False,
-        )
+        frames, lines, output, gone = wire.Decoder(skip_noise=True), wire.Lines(), b"", False
         with subprocess.Popen([c_agent, "--text"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
             assert agent.stdin is not None
             assert agent.stdout is not None
             agent.stdin.write(asked)
             agent.stdin.flush()
             while not gone:
-                text = strict.decode(os.read(agent.stdout.fileno(), 4099))
-                for frame in frames.feed(text.encode("latin-1")):
+                text = os.read(agent.stdout.fileno(), 4099)
+                assert text.isascii()
+                assert text.replace(b"\n", b"").decode().isprintable()
+                for frame in frames.feed(lines.feed(text)):
                     gone = gone or frame.type == Tell.GONE
                     output += frame.payload if frame.type == Tell.DATA else b""
         assert output == bytes(range(256)) * count
+
+    def test_lines_of_others_pass_and_none_is_endless(self) -> None:
+        lines = wire.Lines()
+        assert lines.feed(b"hello\n~aG") == b"hello\n"
+        assert lines.feed(b"k=\n~no base64\n~\n") == b"hi~no base64\n"
+        endless = b"~" + b"A" * (1 << 17)
+        assert lines.feed(endless) == endless
+        assert lines.feed(b"~aGk=\n") == b"hi"
 
 
 class TestLease:

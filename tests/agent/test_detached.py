@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hermitcrab.agent import wire
-from hermitcrab.agent.wire import Ask, Cause, Fd, FdKind, Feature, Frame, Known, Tell
+from hermitcrab.agent.wire import Ask, Cause, Fd, FdKind, Feature, Frame, Known, Start, Tell
 from tests.agent.harness import INPUT, OUTPUT, PATIENCE, PLAIN, AgentClient, Outcome, is_alive, wait_dead
 from tests.agent.test_agent import WITH_INPUT, send_input
 
@@ -25,8 +25,8 @@ TOKEN = bytes(range(16))
 class Attached(AgentClient):
     """A client of an agent that serves, through the relay."""
 
-    def __init__(self, agent: str, path: Path, *, pipes: bool = False) -> None:
-        super().__init__([agent, "--connect", str(path)], pipes=pipes)
+    def __init__(self, agent: str, path: Path, *, how: str = "--connect", pipes: bool = False) -> None:
+        super().__init__([agent, how, str(path)], pipes=pipes)
         self.known: dict[int, Known] = {}
         self.synced = False
 
@@ -111,6 +111,89 @@ def server(serve: Serve) -> Server:
 
 def forget(client: Attached, exec_id: int) -> None:
     client.send(wire.frame(Ask.FORGET, exec_id))
+
+
+class TestJoining:
+    """A pipe that starts the agent which it leads to, where there is none."""
+
+    def test_the_first_starts_it_and_the_next_finds_it(self, c_agent: str, tmp_path: Path) -> None:
+        path = tmp_path / "run" / "agent"
+        first = Attached(c_agent, path, how="--join")
+        first.attach()
+        assert first.hello is not None
+        server = first.hello.pid
+        try:
+            assert server != first.process.pid
+            assert os.getsid(server) != os.getsid(first.process.pid)
+            exec_id = first.shell("echo before; read line; echo $line", fds=WITH_INPUT)
+            first.pump_until(lambda: first.execs[exec_id][1] == b"before\n")
+            first.leave()
+            second = Attached(c_agent, path, how="--join", pipes=True)
+            second.attach()
+            assert second.hello is not None
+            assert second.hello.pid == server
+            send_input(second, exec_id, b"after\n")
+            assert second.wait_gone(exec_id)[1].endswith(b"after\n")
+            second.__exit__()
+        finally:
+            os.kill(server, signal.SIGTERM)
+        wait_dead([server])
+        assert not path.exists()
+
+    def test_as_text_every_byte_arrives(self, c_agent: str, tmp_path: Path) -> None:
+        program = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 1200)"
+        start = Start(argv=[b"python3", b"-c", program.encode()], fds=[Fd(1, OUTPUT)], inherit_env=True)
+        asked = wire.PREAMBLE + wire.attach_frame(TOKEN, 60)
+        asked += wire.frame(Ask.START, 1, payload=wire.start_payload(start))
+        command = [c_agent, "--join", str(tmp_path / "agent"), "--lease", "60", "--text"]
+        frames, lines = wire.Decoder(skip_noise=True), wire.Lines()
+        output, server, gone = b"", 0, False
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as relay:
+            assert relay.stdin is not None
+            assert relay.stdout is not None
+            relay.stdin.write(asked)
+            relay.stdin.flush()
+            while not gone:
+                text = os.read(relay.stdout.fileno(), 4099)
+                assert text.isascii()
+                for frame in frames.feed(lines.feed(text)):
+                    gone = gone or frame.type == Tell.GONE
+                    server = wire.parse_hello(frame.payload).pid if frame.type == Tell.HELLO else server
+                    output += frame.payload if frame.type == Tell.DATA else b""
+            relay.stdin.close()
+            assert relay.wait(PATIENCE) == 0
+        os.kill(server, signal.SIGTERM)
+        assert output == bytes(range(256)) * 1200
+
+    def test_where_it_cannot_serve(self, c_agent: str, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("precious")
+        done = subprocess.run(
+            [c_agent, "--join", tmp_path / "file"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("hermitcrab-agent: nobody serves at")
+        assert (tmp_path / "file").read_text() == "precious"
+
+
+class TestNumbers:
+    def test_what_was_forgotten_leaves_its_number_to_the_next_client(self, server: Server) -> None:
+        first = server.attach()
+        exec_id = first.shell("sleep 600 & echo $!")
+        left = int(first.wait_exit(exec_id)[1])
+        forget(first, exec_id)
+        assert first.run("echo fine")[1] == b"fine\n"
+        first.leave()
+        second = server.attach()
+        assert exec_id not in second.known
+        second._next_id = exec_id - 1
+        again = second.shell("echo other; exit 3")
+        assert (again, is_alive(left)) == (exec_id, True)
+        outcome = second.wait_gone(again)
+        assert (outcome[1], outcome.ended.code) == (b"other\n", 3)
+        os.kill(left, signal.SIGKILL)
+        wait_dead([left])
+        second._next_id = 99
+        assert second.run("echo fine")[1] == b"fine\n"
 
 
 class TestBeginning:

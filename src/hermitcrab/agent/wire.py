@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import binascii
 import struct
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -16,7 +18,10 @@ OUTPUT_CREDIT = 1 << 20
 INPUT_CREDIT = 1 << 20
 # A login banner may precede the preamble; more than this is something else talking.
 MAX_NOISE = 1 << 16
+TAKEN_OVER = b"another client has taken over"
+"""The ERROR for a client of a detached agent whose place somebody else has now."""
 
+_LINE_MARK, _LONGEST_LINE = b"~", 1 << 17
 _HEADER = struct.Struct("<IBBHI")
 _FIELD = struct.Struct("<BI")
 _EXIT = struct.Struct("<BBHiQQQQ")
@@ -93,6 +98,8 @@ class Cause(IntEnum):
     TIMER = 2
     NOT_STARTED = 3
     SUPERVISOR_LOST = 4
+    UNKNOWN = 5
+    """What became of it is not known. No agent in a sandbox says so, only one on our side of a provider."""
 
 
 class Feature(IntEnum):
@@ -433,6 +440,26 @@ def parse_known(payload: bytes) -> Known:
 
 
 _STREAMED = frozenset({Ask.DATA.value, Tell.DATA.value})
+
+
+class Lines:
+    """Bytes out of what an agent with `--text` prints. Lines of others pass as they are."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        *lines, rest = (self._rest + data).split(b"\n")
+        endless = len(rest) > _LONGEST_LINE  # and thus not an agent's, which whoever reads on will notice
+        self._rest = b"" if endless else rest
+        return b"".join(map(_bytes_of_line, lines)) + (rest if endless else b"")
+
+
+def _bytes_of_line(line: bytes) -> bytes:
+    if line.startswith(_LINE_MARK):
+        with suppress(binascii.Error):
+            return binascii.a2b_base64(line.removeprefix(_LINE_MARK), strict_mode=True)
+    return line + b"\n"
 
 
 class Decoder:

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from hermitcrab.agent.program import AgentProgram, host_agent
-from hermitcrab.backends import seccomp
+from hermitcrab.backends import seccomp, served
 from hermitcrab.backends.archived import Archived, within
 from hermitcrab.backends.data import data_directory, refuse_task, remove_tree
 from hermitcrab.backends.given import carried_mounts, wrong
@@ -28,6 +28,7 @@ from hermitcrab.errors import BackendUnavailable, ConfigError, SandboxStartError
 
 NAME = "bubblewrap"
 WORKSPACE, HOME, USER, UID = "/workspace", "/home/crab", "crab", 1000
+SERVED = "/run/.hermitcrab"
 _CHECK_SECONDS = 10
 _wrong = partial(wrong, backend=NAME)
 
@@ -41,7 +42,10 @@ class BubblewrapConfig:
     persistent_filesystem: bool = False
     """Keep the home and the workspace on the host, under HERMITCRAB_SANDBOX_DIR, for the next one."""
     task_id: str = ""
-    """Whose files a persistent sandbox has; its session goes on as well."""
+    """What it is for: what was left running for the same task is found again, and the files of a persistent
+    one."""
+    max_lifetime: float = field(default=7200, metadata={"above": 0})
+    """With a `task_id`: seconds that it goes on when no program uses it."""
     network: bool = False
     """True shares the host's whole network, with all that listens on its loopback."""
     read_only: Sequence[str] = ()
@@ -103,12 +107,14 @@ def bwrap_options(
     files: Mapping[str, int],
     filter_fd: int | None,
     mounts: Sequence[Mount] = (),
+    served: Path | None = None,
 ) -> list[str]:
     """The whole security posture.
 
     `home` is the host's directory for a home that is kept; None makes one in memory.
     `system` maps the host's /bin and the like to the targets of their links ("" for a real directory),
-    `files` the generated files to the descriptors that bwrap reads them from.
+    `files` the generated files to the descriptors that bwrap reads them from. `served` is where the socket
+    of an agent shall be that outlives its program.
     """
     tmp, home_size = str(config.tmp_size * _MIB), str(config.home_size * _MIB)
     readable = sorted({os.path.normpath(path) for path in (*config.read_only, *map(str, agent.needs))})
@@ -119,7 +125,8 @@ def bwrap_options(
         *("--unshare-user", "--disable-userns", "--uid", str(UID), "--gid", str(UID)),
         *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *([] if config.network else ["--unshare-net"]),
-        *("--hostname", config.hostname, "--cap-drop", "ALL", "--new-session", "--die-with-parent"),
+        *("--hostname", config.hostname, "--cap-drop", "ALL", "--new-session"),
+        *([] if served else ["--die-with-parent"]),
         *([] if filter_fd is None else ["--seccomp", str(filter_fd)]),
         "--clearenv",
         *_flatten(("--setenv", name, value) for name, value in ENVIRONMENT.items()),
@@ -133,6 +140,7 @@ def bwrap_options(
         *("--proc", "/proc", "--remount-ro", "/proc"),
         *("--perms", "1777", "--size", tmp, "--tmpfs", "/tmp", "--symlink", "../tmp", "/var/tmp"),
         *("--perms", "0755", "--size", str(16 * _MIB), "--tmpfs", "/run", "--symlink", "../run", "/var/run"),
+        *(("--perms", "0700", "--dir", SERVED, "--bind", str(served), SERVED) if served else ()),
         *(("--bind", str(home), HOME) if home else ("--perms", "0700", "--size", home_size, "--tmpfs", HOME)),
         *("--bind", str(workspace), WORKSPACE),
         *_flatten(("--ro-bind", path, path) for path in readable if not _is_within(path, ["/usr"])),
@@ -156,14 +164,29 @@ def generated_files(config: BubblewrapConfig) -> dict[str, str]:
 
 
 async def start(config: BubblewrapConfig, luggage: Luggage = NO_LUGGAGE) -> AgentSandbox:
-    with prepared(config, host_agent(), luggage) as program:
-        try:
+    _refuse_names(config)
+    agent = host_agent()
+    try:
+        if config.task_id and not agent.lacks:
+            return await _served(config, agent, luggage)
+        with prepared(config, agent, luggage) as program:
             return await AgentSandbox.start(NAME, program)
-        except SandboxStartError as error:
-            hint = _hint(str(error))
-            if not hint:
-                raise
-            raise BackendUnavailable(f"{error}.", hint=hint, backend=NAME) from error
+    except SandboxStartError as error:
+        hint = _hint(str(error))
+        if not hint:
+            raise
+        raise BackendUnavailable(f"{error}.", hint=hint, backend=NAME) from error
+
+
+async def _served(config: BubblewrapConfig, agent: AgentProgram, luggage: Luggage) -> AgentSandbox:
+    """One that outlives this program."""
+
+    def serving(directory: Path, said: int) -> AbstractContextManager[ClientProgram]:
+        line = served.serving(agent.argv, SERVED, config.max_lifetime)
+        inside = replace(agent, argv=tuple(served.telling(line, said)))
+        return prepared(config, inside, luggage, directory)
+
+    return await served.join(NAME, config, serving, given=luggage.mounts)
 
 
 def check() -> Health:
@@ -192,15 +215,25 @@ BACKEND = Backend(
     check=check,
     target="workspace",
     exposes=lambda config: config.workspace is not None,
+    sandboxes=partial(served.sandboxes, NAME),
+    reap=partial(served.reap, NAME),
+    rejoin=partial(served.rejoin, NAME),
+    end_task=partial(served.end_task, NAME),
     snapshots=Archived(lambda config: trees(config, host_agent())),
 )
 
 
 @contextmanager
 def prepared(
-    config: BubblewrapConfig, agent: AgentProgram, luggage: Luggage = NO_LUGGAGE
+    config: BubblewrapConfig,
+    agent: AgentProgram,
+    luggage: Luggage = NO_LUGGAGE,
+    directory: Path | None = None,
 ) -> Iterator[ClientProgram]:
-    """The program to run. Its descriptors are open within the block, which the program must start in."""
+    """The program to run. Its descriptors are open within the block, which the program must start in.
+
+    `directory` is that of a sandbox which outlives its program: what is its own is in there.
+    """
     bwrap = shutil.which("bwrap") if sys.platform == "linux" else None
     if bwrap is None:
         raise BackendUnavailable("bwrap was not found.", hint=_INSTALL, backend=NAME)
@@ -210,6 +243,9 @@ def prepared(
     workspace = kept and kept / "workspace"
     if config.workspace is not None:
         workspace = _shared_workspace(config.workspace)
+    elif directory is not None and workspace is None:
+        workspace = directory / "workspace"
+        workspace.mkdir(mode=0o700)
     with ExitStack() as stack:
         files = {path: _memfd(stack, text.encode()) for path, text in generated_files(config).items()}
         filter_fd = None if filter_bytes is None else _memfd(stack, filter_bytes)
@@ -223,6 +259,7 @@ def prepared(
             files=files,
             filter_fd=filter_fd,
             mounts=carried_mounts(luggage.mounts, HOME, taken=config.read_only, backend=NAME),
+            served=directory and directory / served.INSIDE,
         )
         # Through a descriptor: bwrap is process 1 inside, where `ps` shows its arguments and anyone can
         # read /proc/1/environ. So no option shows there, and no environment is given.

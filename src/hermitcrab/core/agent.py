@@ -12,7 +12,7 @@ from hermitcrab.agent import wire
 from hermitcrab.agent.wire import Ask, Fd, FdKind, Feature, Frame, Hello, Known, Start, Tell
 from hermitcrab.core.client import ClientProgram, ProgramLink
 from hermitcrab.core.execs import AgentExec, EncodedStart
-from hermitcrab.core.process import AgentProcess
+from hermitcrab.core.process import AgentProcess, Forgetful
 from hermitcrab.core.protocols import STDERR, STDIN, STDOUT, Link, Sink
 from hermitcrab.core.quoting import encode
 from hermitcrab.errors import (
@@ -43,6 +43,14 @@ class AgentSandbox:
         """What others call it: a container's name, say."""
         self.joined = False
         """It was there before us, and not made by us."""
+        self.host_pid = 0
+        """The agent's own, where it is known to be a process of this machine."""
+        self.displaced = False
+        """Another program has taken it over."""
+        self.fleeting = False
+        """Left to itself, its files go when its time is over, and nobody starts it again."""
+        self.live_stdin = True
+        """Whether a program can be given input while it runs."""
         self.hello: Hello | None = None
         self.revive: Callable[[], Awaitable[AgentSandbox]] | None = None
         """How to go on after a loss, where what was lost may still be there; it is then not released."""
@@ -122,6 +130,15 @@ class AgentSandbox:
         """Why it is gone; empty while it is there."""
         return self._lost_reason
 
+    async def until_lost(self) -> None:
+        """For what was done elsewhere and ends it: who asks afterwards finds it lost, not about to be."""
+        await self._ended.wait()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs that has not ended: a command, a terminal, a transfer."""
+        return any(not each.ended for each in list(self._execs.values()))
+
     @property
     def lingering(self) -> bool:
         """Whether commands that have ended left processes behind."""
@@ -141,6 +158,10 @@ class AgentSandbox:
         """An exec and the frame that starts it, for a caller that sends it along with others."""
         process = self._new_exec(sink, start.inputs)
         return process, wire.frame(Ask.START, process.id, payload=start.payload)
+
+    def discard(self, process: AgentExec) -> None:
+        """Its START was never sent."""
+        self._execs.pop(process.id, None)
 
     def _new_exec(self, sink: Sink, inputs: Iterable[int]) -> AgentExec:
         process = AgentExec(self, next(self._ids), sink, inputs)
@@ -206,7 +227,18 @@ class AgentSandbox:
         return process
 
     async def release(self) -> None:
-        """End the agent, with it everything it started, and whatever the sandbox left on this machine."""
+        """End the agent, with it everything it started, and whatever the sandbox left on this machine.
+
+        Also when whoever waits for it is cancelled: what goes on elsewhere would be paid for.
+        """
+        releasing = asyncio.ensure_future(self._released())
+        try:
+            await asyncio.shield(releasing)
+        except asyncio.CancelledError:
+            await asyncio.wait([releasing])
+            raise
+
+    async def _released(self) -> None:
         await self._leave()
         # A detached one that we did not reach, or that another program took over, is not ours to remove.
         await self._link.ended(RELEASE_PATIENCE, keep=self._detached and (self._refused or not self.hello))
@@ -223,6 +255,11 @@ class AgentSandbox:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_PATIENCE):
                     await self._ended.wait()
+
+    async def gone(self) -> str:
+        """Wait until it is lost or left; why."""
+        await self._ended.wait()
+        return self._lost_reason
 
     def abandon(self) -> None:
         """`release` without waiting for it, from any thread; where no loop runs, at least the pipe ends."""
@@ -249,7 +286,7 @@ class AgentSandbox:
             case Tell.EXIT if process:
                 sink = process.finish()
                 sink.ended(wire.parse_exit(frame.payload))
-                if not isinstance(sink, AgentProcess):  # that one says itself when it was heard
+                if not isinstance(sink, Forgetful):
                     self.forget(process.id)
             case Tell.GONE:
                 self._execs.pop(frame.exec_id, None)
@@ -267,6 +304,7 @@ class AgentSandbox:
                 self._greet()
             case Tell.ERROR:
                 self._refused = True
+                self.displaced = frame.payload == wire.TAKEN_OVER
                 self._lost("its agent gave up: " + frame.payload.decode(errors="replace"))
 
     def _greet(self) -> None:

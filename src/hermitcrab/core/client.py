@@ -46,44 +46,25 @@ def run_once(program: ClientProgram, *, timeout: float) -> subprocess.CompletedP
     )
 
 
-class ProgramLink:
-    """The byte pipe to a running client program.
+class SocketLink:
+    """A byte pipe over a connected socket.
 
     Any thread may write, and no write ever waits: the caller's own thread hands the bytes to the kernel,
     and what does not fit is sent by the event loop. One socket for both directions halves the descriptors
     that an idle session costs.
     """
 
-    def __init__(self, program: ClientProgram, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, connected: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._program = program
         self._unsent = bytearray()
         self._lock = threading.Lock()
         self._closing = False
         self._closed = False
         self._received: Callable[[bytes], None] = _ignore
         self._lost: Callable[[str], None] = _ignore
-        self._released = False
-        ours, theirs = socket.socketpair()
-        self._errors = _error_file()
-        with theirs:
-            try:
-                self._popen = subprocess.Popen(
-                    list(program.argv),
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
-                    stderr=self._errors,
-                    env=dict(program.env),
-                    pass_fds=tuple(program.pass_fds),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                ours.close()
-                os.close(self._errors)
-                raise SandboxStartError(f"cannot start {program.argv[0]}: {error}") from error
-        ours.setblocking(False)
-        self._socket = ours
-        self._fd = ours.fileno()
+        connected.setblocking(False)
+        self._socket = connected
+        self._fd = connected.fileno()
 
     def open(self, received: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
         """From now on hand over what arrives, on the loop's thread; `lost` is called once, at the end."""
@@ -112,30 +93,6 @@ class ProgramLink:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # the other end is gone already, which is what we wanted
-
-    async def ended(self, patience: float, *, keep: bool = False) -> None:
-        """Wait for the program's end; past the patience it is killed. Unless kept, the sandbox is removed."""
-        await self._loop.run_in_executor(None, self._reap, patience, keep)
-
-    def errors(self) -> str:
-        """What the program wrote to its stderr, as far as it was kept."""
-        try:
-            text = os.pread(self._errors, _STDERR_KEPT, 0)
-        except OSError:
-            return ""
-        return text.rstrip(b"\0").decode(errors="replace").strip()
-
-    def _reap(self, patience: float, keep: bool) -> None:
-        try:
-            self._popen.wait(patience)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
-        if not self._released:
-            self._released = True
-            os.close(self._errors)
-            if self._program.release is not None and not keep:
-                self._program.release()
 
     def _send(self, data: bytes | bytearray) -> int:
         try:
@@ -177,6 +134,56 @@ class ProgramLink:
         self._loop.remove_writer(self._fd)
         self._socket.close()
         self._lost(reason)
+
+
+class ProgramLink(SocketLink):
+    """The byte pipe to a running client program."""
+
+    def __init__(self, program: ClientProgram, loop: asyncio.AbstractEventLoop) -> None:
+        self._program = program
+        self._released = False
+        ours, theirs = socket.socketpair()
+        self._errors = _error_file()
+        with theirs:
+            try:
+                self._popen = subprocess.Popen(
+                    list(program.argv),
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=self._errors,
+                    env=dict(program.env),
+                    pass_fds=tuple(program.pass_fds),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                os.close(self._errors)
+                raise SandboxStartError(f"cannot start {program.argv[0]}: {error}") from error
+        super().__init__(ours, loop)
+
+    async def ended(self, patience: float, *, keep: bool = False) -> None:
+        """Wait for the program's end; past the patience it is killed. Unless kept, the sandbox is removed."""
+        await self._loop.run_in_executor(None, self._reap, patience, keep)
+
+    def errors(self) -> str:
+        """What the program wrote to its stderr, as far as it was kept."""
+        try:
+            text = os.pread(self._errors, _STDERR_KEPT, 0)
+        except OSError:
+            return ""
+        return text.rstrip(b"\0").decode(errors="replace").strip()
+
+    def _reap(self, patience: float, keep: bool) -> None:
+        try:
+            self._popen.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+        if not self._released:
+            self._released = True
+            os.close(self._errors)
+            if self._program.release is not None and not keep:
+                self._program.release()
 
 
 def _error_file() -> int:

@@ -20,7 +20,7 @@ from hermitcrab.core.farewell import STATE_FD, VERBOSE_ECHOES
 from hermitcrab.core.protocols import STDERR, STDOUT, Chunk
 from hermitcrab.core.script import LONG_COMMAND_ECHO, STDIN_FD
 from hermitcrab.core.state import ShellState
-from hermitcrab.errors import SandboxLost, SessionClosed
+from hermitcrab.errors import SandboxLost, SessionClosed, UnsupportedCapability
 from hermitcrab.result import INTERRUPTED, TIMED_OUT, Outcome, Result, Usage
 
 # A shell's account of itself; what is longer is not one, and must not fill our memory.
@@ -174,6 +174,8 @@ class Command:
     async def write(self, data: bytes) -> None:
         if not self.running:
             raise BrokenPipeError("the command has ended")
+        if not self.request.keep_stdin and self.background:
+            raise UnsupportedCapability("a process in this kind of sandbox takes no input while it runs")
         self._relaunches = _MOST_RELAUNCHES  # what was written once cannot be written again
         self.exec.give(Input(STDIN_FD, data))
         await self.exec.drained(STDIN_FD)
@@ -239,6 +241,9 @@ class Command:
             self._news.set()
 
     def ended(self, exit_: Exit) -> None:
+        if exit_.cause is Cause.UNKNOWN:
+            self._lose(exit_.reason)
+            return
         if not self._state and self._died_before_it_began(exit_):
             self._relaunches += 1
             self._keeper.launch(self)
@@ -256,9 +261,12 @@ class Command:
         return exit_.cause is Cause.ENDED and exit_.code < 0 and self._relaunches < _MOST_RELAUNCHES
 
     def lost(self, reason: str) -> None:
+        self._lose(f"the sandbox is gone: {reason}")
+
+    def _lose(self, message: str) -> None:
         self._keeper.finished(self, b"")
         partial = self._output.text() + (self._errors.text() if self._errors else "")
-        self._finish(None, SandboxLost(f"the sandbox is gone: {reason}", partial_output=partial))
+        self._finish(None, SandboxLost(message, partial_output=partial))
 
     def failed(self, error: Exception) -> None:
         """Nothing of it was run, for want of a sandbox."""

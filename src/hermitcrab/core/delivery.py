@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from hermitcrab.agent import wire
 from hermitcrab.agent.program import binary_for_sandbox
-from hermitcrab.core.agent import START_PATIENCE, AgentSandbox, launched
+from hermitcrab.core.agent import START_PATIENCE, AgentSandbox, Attachment, launched
 from hermitcrab.core.client import ClientProgram
 from hermitcrab.core.protocols import Link
 from hermitcrab.errors import SandboxStartError
@@ -39,12 +39,16 @@ class NoAgent(SandboxStartError):
     """The sandbox can be entered, but no agent program runs there."""
 
 
-def install_script(*, lease: float | None = None, text: bool = False) -> str:
+def install_script(*, lease: float | None = None, text: bool = False, join: str = "") -> str:
     """What `sh -c` must run in the sandbox, with the pipe as its stdin and stdout.
 
-    With `text` the agent's own output is text: see PROTOCOL.md.
+    With `text` the agent's own output is text: see PROTOCOL.md. With `join`, the name of a directory, the
+    pipe leads to an agent that serves there and outlives it; where none does, one is started.
     """
     options = " --text" if text else ""
+    if join:
+        # In memory where that can be: a snapshot keeps none of it, and a restart leaves none.
+        options += f' --join "$([ -w /dev/shm ] && echo /dev/shm || echo /tmp)/{join}/agent"'
     if lease is not None:
         options += f" --lease {math.ceil(lease)}"
     return _INSTALL % {"name": secrets.token_hex(8), "options": options}
@@ -72,11 +76,14 @@ async def over(
     autopsy: Callable[[], str] | None = None,
     lease: float | None = None,
     patience: float = START_PATIENCE,
+    attachment: Attachment | None = None,
 ) -> AgentSandbox:
-    """The same for any pipe to `install_script`."""
+    """The same for any pipe to `install_script`; with an attachment where that joins."""
     link = DeliveringLink(inner)
     try:
-        return await AgentSandbox.over(backend, link, autopsy=autopsy, lease=lease, patience=patience)
+        return await AgentSandbox.over(
+            backend, link, autopsy=autopsy, lease=lease, patience=patience, attachment=attachment
+        )
     except SandboxStartError as error:
         if link.refusal:
             raise NoAgent(link.refusal, backend=backend) from error
@@ -109,7 +116,7 @@ class DeliveringLink:
 
     def errors(self) -> str:
         """Before the agent speaks, whatever is said instead of it may tell why it does not."""
-        heard = self._heard[-_SHOWN:].decode(errors="replace").replace("\0", "").strip()
+        heard = _OFFER.sub(b"", self._heard)[-_SHOWN:].decode(errors="replace").replace("\0", "").strip()
         return "\n".join(filter(None, (self._inner.errors(), heard)))
 
     def _arrived(self, data: bytes) -> None:

@@ -139,6 +139,8 @@ class _LastWords:
         if exit_.cause is Cause.NOT_STARTED:
             message = f"cannot start a shell in the sandbox: {exit_.reason}. hermitcrab needs a bash in it."
             self.over.set_exception(SandboxStartError(message, backend=self._backend))
+        elif exit_.cause is Cause.UNKNOWN:
+            self.over.set_exception(SandboxStartError(exit_.reason, backend=self._backend))
         else:
             self.over.set_result(None)
 

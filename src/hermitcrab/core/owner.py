@@ -29,7 +29,11 @@ class Owner(NamedTuple):
 
 
 def this_owner() -> Owner:
-    pid = os.getpid()
+    return owner_of(os.getpid())
+
+
+def owner_of(pid: int) -> Owner:
+    """The process that has this pid now."""
     return Owner(_boot(), _namespace(), pid, _started(pid))
 
 

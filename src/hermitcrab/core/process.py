@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from hermitcrab.core.agent import AgentSandbox
 
 
-class AgentProcess:
+class Forgetful:
+    """A sink that says itself, by `AgentSandbox.forget`, when a result has been heard."""
+
+
+class AgentProcess(Forgetful):
     """A `Process` on an agent: what `AgentSandbox.spawn` gives."""
 
     exec: AgentExec
@@ -29,6 +33,7 @@ class AgentProcess:
         self._failure = failure or self._not_started
         self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
         self._exit: asyncio.Future[Exit] = sandbox.loop.create_future()
+        self._told: Exit | None = None
 
     async def output(self) -> AsyncIterator[Chunk]:
         while (chunk := await self._chunks.get()) is not None:
@@ -67,9 +72,10 @@ class AgentProcess:
         while not self._chunks.empty():
             if (chunk := self._chunks.get_nowait()) is not None:
                 sink.received(*chunk)
-        if self._exit.done():
-            sink.ended(self._exit.result())
-            self._sandbox.forget(self.exec.id)
+        if self._told is not None:
+            sink.ended(self._told)
+            if not isinstance(sink, Forgetful):
+                self._sandbox.forget(self.exec.id)
 
     def received(self, channel: int, data: bytes) -> None:
         # Whoever does not read makes the process wait, not our memory grow.
@@ -77,10 +83,13 @@ class AgentProcess:
         self._chunks.put_nowait(Chunk(channel, data))
 
     def ended(self, exit_: Exit) -> None:
+        self._told = exit_
         self._chunks.put_nowait(None)
         if exit_.cause is Cause.NOT_STARTED:
             self._exit.set_exception(self._failure(exit_))
             self._exit.exception()  # whoever does not wait is not owed a warning about it
+        elif exit_.cause is Cause.UNKNOWN:
+            self._lose(exit_.reason)
         else:
             self._exit.set_result(exit_)
 
@@ -89,5 +98,8 @@ class AgentProcess:
 
     def lost(self, reason: str) -> None:
         self._chunks.put_nowait(None)
+        self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
         self._exit.set_exception(SandboxLost(reason, backend=self._sandbox.backend))
         self._exit.exception()

@@ -139,6 +139,8 @@ class Luggage:
     """Empty unless the backend's traits say that it mounts."""
     inherited: Callable[[], Mapping[str, str]] = dict
     """The host's variables without its secrets, for a sandbox that is the host itself."""
+    cwd: str = ""
+    """Where the session is to start, as it was given; for a sandbox that wants to know when it is made."""
 
 
 class Tree(NamedTuple):
@@ -203,13 +205,21 @@ class Backend(Generic[C]):
     check: Callable[[], Health]
     target: str = ""
     """The setting that `NAME:VALUE` gives, as in `docker:debian`; empty where there is none."""
+    needs: str = ""
+    """The variable or login that it finds its credentials by, for people; empty where it needs none."""
     exposes: Callable[[C], bool] | None = None
     """Whether commands can write to files of the host with these settings; the guard is on then, too."""
     sandboxes: Callable[[], list[Listed]] | None = None
     """Those that outlive a program, or may after a crash, whoever of this user's programs started them."""
     reap: Callable[[], list[Listed]] | None = None
     """Removes those whose owners are gone, and says which."""
+    rejoin: Callable[[C], Awaitable[Any]] | None = None
+    """The sandbox of the config's task as it is, whatever it was made with; None when there is none."""
+    set_network: Callable[[Any, bool], Awaitable[None]] | None = None
+    """Gives a sandbox that runs its network, or takes it away."""
     end_task: Callable[[str], bool] | None = None
     """Removes the sandbox of a task that outlives its programs. Whether there was one."""
+    lasting: Callable[[C], bool] | None = None
+    """Whether a sandbox with these settings stays after `cleanup`, so that of its files no copy is kept."""
     snapshots: Snapshots | None = None
     """None where a sandbox is not ours to copy."""

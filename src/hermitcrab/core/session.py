@@ -147,7 +147,8 @@ class Session:
                 process.exec.kill(0)  # a shell that was started ahead and is not needed any more
                 self.sandbox.forget(process.exec.id)
                 continue
-            command = self._command(Request("", self._state.cwd), None, background=True, streaming=True)
+            request = Request("", self._state.cwd, keep_stdin=True)
+            command = self._command(request, None, background=True, streaming=True)
             command.exec = process.exec
             process.hand_over(command)
             self.resumed.append(command)
@@ -208,6 +209,8 @@ class Session:
         checked_size(terminal)
         if terminal is not None:
             self.sandbox.require(Feature.TERMINALS, "no terminals")
+        if keep_stdin and not self.sandbox.live_stdin:
+            keep_stdin = self._without_live_stdin(background=background)
         stdin = checked_stdin(stdin_data)
         limit = checked_timeout(timeout)
         if limit is None and not background:
@@ -234,6 +237,15 @@ class Session:
                 return command
         self.launch(command)
         return command
+
+    def _without_live_stdin(self, *, background: bool) -> bool:
+        """A process that is held on to may do without; who asked for an open input may not."""
+        if not background:
+            raise UnsupportedCapability(
+                "a command here is given its whole input when it starts: use stdin_data",
+                backend=self.sandbox.backend,
+            )
+        return False
 
     def _begin_preparation(self, command: Command) -> None:
         task = self._loop.create_task(self._prepare(command))
@@ -329,10 +341,15 @@ class Session:
         await self._stop()
         await self.sandbox.release()
 
-    async def detach(self) -> None:
-        """Leave the sandbox, and what runs in it, to another program."""
+    def detachable(self) -> AgentSandbox:
+        """The sandbox, if it has a life of its own."""
         if not self.sandbox.detached:
             raise UnsupportedCapability("this sandbox ends with its owner", backend=self.sandbox.backend)
+        return self.sandbox
+
+    async def detach(self) -> None:
+        """Leave the sandbox, and what runs in it, to another program."""
+        self.detachable()
         await self._stop()
         with self._lock:
             self._shells.let_go()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -81,6 +81,17 @@ def read(value: Any) -> tuple[SyncRoot, ...]:
         except ConfigError as error:
             raise Unfit(str(error).removeprefix("sync: "), str(number)) from None
     return tuple(found)
+
+
+def plain(value: Any) -> Any:
+    """A setting of any kind as JSON has it, meaning the same from any directory."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, SyncRoot):
+        return str(value.anchored(Path.cwd()))
+    return str(value.absolute()) if isinstance(value, Path) else value
 
 
 def inner_names(root: str, others: Iterable[str]) -> frozenset[str]:

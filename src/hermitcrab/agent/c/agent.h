@@ -177,7 +177,7 @@ static inline uint32_t get32(const uint8_t *p) {
 
 /* options.c */
 struct options {
-	const char *serve, *connect; /* a path, or NULL */
+	const char *serve, *connect, *join; /* a path, or NULL */
 	long lease; /* in seconds, 0 for none */
 	bool unlink, text;
 };
@@ -191,6 +191,7 @@ int64_t now_ns(void);
 void *must(void *allocated);
 void close_fd(int *fd);
 void close_from(int first);
+size_t line_of(uint8_t *to, const uint8_t *bytes, size_t length);
 int wait_until(int64_t time, struct pollfd *fds, size_t count);
 
 /* wire.c */
@@ -258,6 +259,7 @@ bool memory_ran_out(void);
 /* detached.c */
 extern bool serving;  /* as --serve does: what follows matters only then */
 extern bool attached; /* there is a client */
+bool serve_apart(const char *path);
 bool begin_serving(const char *path);
 void end_serving(void);
 void watch_newcomers(void);
@@ -270,7 +272,7 @@ void forget_oldest(void);
 int connect_to(const char *path);
 
 /* relay.c */
-int relay(const char *path);
+int relay(const char *path, bool text);
 
 /* start.c */
 const char *read_start(struct start *start, uint8_t *payload, size_t length);

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 enum { TOKEN = 16, NEWCOMERS = 8, KEPT_EXECS = 256, MAX_CHANNELS = 255 };
 
@@ -72,8 +73,11 @@ static const char *listen_at(const char *path) {
 	bool bound = listener >= 0 && bind_address();
 	struct stat there;
 	if (!bound && errno == EADDRINUSE && lstat(path, &there) == 0 && S_ISSOCK(there.st_mode)) {
-		if (connect_to(path) >= 0)
+		int served = connect_to(path);
+		if (served >= 0) {
+			close_fd(&served);
 			return "another agent serves there";
+		}
 		unlink(path); /* left by one that was killed */
 		bound = bind_address();
 	}
@@ -86,8 +90,28 @@ static void hang_up(void) {
 	attached = false;
 }
 
+/*
+ * --join: serves at the path in a process of its own, unless somebody does. Returns whether this is that
+ * process. It has no parent of ours: whoever ends the pipe's process with all its children does not end it.
+ */
+bool serve_apart(const char *path) {
+	if (listen_at(path))
+		return false; /* the relay says why, if it is not that somebody serves */
+	pid_t child = fork();
+	if (child == 0) {
+		setsid();
+		child = fork();
+		if (child == 0)
+			return true;
+		_exit(child < 0);
+	}
+	waitpid(child, NULL, 0);
+	close_fd(&listener);
+	return false;
+}
+
 bool begin_serving(const char *path) {
-	const char *wrong = listen_at(path);
+	const char *wrong = listener < 0 ? listen_at(path) : NULL;
 	if (wrong) {
 		fprintf(stderr, "hermitcrab-agent: cannot serve at %s: %s\n", path, wrong);
 		return false;
@@ -217,6 +241,9 @@ static void attach(struct newcomer *newcomer) {
 	close_fd(&newcomer->fd);
 	attached = true;
 	set_lease(newcomer->greeting.lease);
+	for (struct exec *exec = execs; exec; exec = exec->next)
+		if (exec->forgotten)
+			exec->id = 0; /* what it left may run on, but this client may use the number */
 	say_hello();
 	for (struct exec *exec = execs; exec; exec = exec->next)
 		if (!exec->forgotten)

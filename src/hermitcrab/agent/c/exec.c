@@ -15,7 +15,7 @@ struct exec *add_exec(uint32_t id) {
 }
 
 struct exec *find_exec(uint32_t id) {
-	struct exec *exec = execs;
+	struct exec *exec = id ? execs : NULL;
 	while (exec && (exec->id != id || (exec->state == BURIED && exec->forgotten)))
 		exec = exec->next;
 	return exec;
@@ -77,7 +77,8 @@ static void settle(struct exec *exec) {
 		exec->state = EXITED;
 	}
 	if (exec->state == EXITED && exec->gone && (have_subreapers || !is_written_to(exec))) {
-		tell(TELL_GONE, exec->id, 0, NULL, 0);
+		if (exec->id)
+			tell(TELL_GONE, exec->id, 0, NULL, 0);
 		for (struct channel *channel = exec->channels; channel < end_of_channels(exec); channel++)
 			if (exec->forgotten || channel->kind != FD_FILE) /* which may be asked for again */
 				close_channel(channel);

@@ -6,11 +6,13 @@
  *                                         speak the protocol on stdin and stdout
  *   agent --serve PATH [--lease SECONDS]  speak it on a socket, with one client after another (detached.c)
  *   agent --connect PATH                  be the pipe to such an agent (relay.c)
+ *   agent --join PATH [--lease SECONDS] [--unlink] [--text]
+ *                                         the same; where none serves there, start one first
  *   agent --files VERB ...                work on files: a program of its own (tools.c)
  *   agent --version                       print the version
  *
  * --lease: end as at end of file when no byte came from the client for so long. --unlink: remove our own file.
- * --text: send each byte as the UTF-8 of the character of that number.
+ * --text: send lines of base64.
  *
  * Exit status: 0 at end of file (or SIGTERM, or when nobody reads us), 3 after a protocol error, 2 for
  * a wrong command line, 1 when even starting up failed.
@@ -272,15 +274,17 @@ int main(int argc, char **argv) {
 		return run_tool(argc - 2, argv + 2);
 	if (!read_options(argv, &options)) {
 		fputs("usage: hermitcrab-agent [--lease SECONDS] [--unlink] [--text] | --serve PATH [--lease SECONDS] | "
-		      "--connect PATH | --files VERB ... | --version\n", stderr);
+		      "--connect PATH | --join PATH [--lease SECONDS] [--unlink] [--text] | --files VERB ... | --version\n", stderr);
 		return 2;
 	}
 	if (options.connect)
-		return relay(options.connect);
+		return relay(options.connect, false);
 	if (options.unlink)
 		unlink_self(argv[0]);
-	agent_pid = getpid();
 	close_from(3);
+	if (options.join && !serve_apart(options.join))
+		return relay(options.join, options.text);
+	agent_pid = getpid();
 	fcntl(0, F_SETFL, fcntl(0, F_GETFL) | O_NONBLOCK);
 	fcntl(1, F_SETFL, fcntl(1, F_GETFL) | O_NONBLOCK);
 	set_signals();
@@ -290,11 +294,12 @@ int main(int argc, char **argv) {
 	dev_null = open_null();
 	if (dev_null < 0)
 		return 1;
-	as_text = options.text;
+	const char *path = options.join ? options.join : options.serve;
+	as_text = options.text && !path;
 	set_lease(options.lease);
-	if (!options.serve)
+	if (!path)
 		say_hello();
-	else if (!begin_serving(options.serve))
+	else if (!begin_serving(path))
 		return 1;
 	flush(); /* the client waits for it */
 	remember_standing();

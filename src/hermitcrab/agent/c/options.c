@@ -18,9 +18,13 @@ static long lease_of(const char *text) {
 static bool take_option(struct options *options, const char *name, const char *value) {
 	if (strcmp(name, "--lease") == 0)
 		return (options->lease = lease_of(value));
-	const char **path = strcmp(name, "--serve") == 0 ? &options->serve : &options->connect;
-	*path = value;
-	return *value && (path == &options->serve || strcmp(name, "--connect") == 0);
+	const char **path = strcmp(name, "--serve") == 0     ? &options->serve
+	                    : strcmp(name, "--connect") == 0 ? &options->connect
+	                    : strcmp(name, "--join") == 0    ? &options->join
+	                                                     : NULL;
+	if (path)
+		*path = value;
+	return path && *value;
 }
 
 /* Returns whether the command line makes sense. */
@@ -34,8 +38,9 @@ bool read_options(char **argv, struct options *options) {
 			return false;
 		else
 			at++;
-	bool pipe = options->lease || options->unlink || options->text;
-	return !(options->connect && (options->serve || pipe)) && !(options->serve && (options->unlink || options->text));
+	bool sent = options->unlink || options->text;
+	int paths = !!options->serve + !!options->connect + !!options->join;
+	return paths <= 1 && !(options->connect && (options->lease || sent)) && !(options->serve && sent);
 }
 
 /* For a program that came through the pipe: nothing of it stays. */

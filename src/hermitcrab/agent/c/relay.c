@@ -1,13 +1,25 @@
-/* --connect: the pipe between a client and an agent that serves on a socket. */
+/* --connect and --join: the pipe between a client and an agent that serves on a socket. */
 #include "agent.h"
 
 #include <sys/socket.h>
 
+enum { ROOM = 64 << 10 };
+
 struct way {
 	int from, to;
+	bool as_text;
 	size_t at, length;
-	uint8_t bytes[64 << 10];
+	uint8_t bytes[ROOM];
 };
+
+/* As read(). As text it becomes longer. */
+static ssize_t take(struct way *way) {
+	uint8_t read_bytes[ROOM / 2];
+	if (!way->as_text)
+		return read(way->from, way->bytes, sizeof way->bytes);
+	ssize_t n = read(way->from, read_bytes, sizeof read_bytes);
+	return n <= 0 ? n : (ssize_t)line_of(way->bytes, read_bytes, (size_t)n);
+}
 
 /* Returns whether it goes on. */
 static bool move(struct way *way, short from_events, short to_events) {
@@ -16,7 +28,7 @@ static bool move(struct way *way, short from_events, short to_events) {
 	if (way->length && to_events)
 		n = write(way->to, way->bytes + way->at, way->length);
 	else if (!way->length && from_events)
-		n = read(way->from, way->bytes, sizeof way->bytes);
+		n = take(way);
 	else
 		return true;
 	if (n <= 0)
@@ -37,7 +49,7 @@ static bool hear_out(struct way *to_agent) {
 }
 
 /* Until either end is at its end. Returns the exit status. */
-int relay(const char *path) {
+int relay(const char *path, bool text) {
 	struct way ways[2];
 	int socket = connect_to(path);
 	if (socket < 0) {
@@ -49,7 +61,7 @@ int relay(const char *path) {
 	set_nonblocking(1);
 	set_nonblocking(socket);
 	ways[0] = (struct way){.from = 0, .to = socket};
-	ways[1] = (struct way){.from = socket, .to = 1};
+	ways[1] = (struct way){.from = socket, .to = 1, .as_text = text};
 	for (bool going = true; going;) {
 		struct pollfd fds[4];
 		for (int i = 0; i < 2; i++) {

@@ -50,6 +50,27 @@ void close_from(int first) {
 		close(fd);
 }
 
+/*
+ * For what carries nothing but text, and may cut it anywhere: a mark, base64, and the end of the line. Returns how
+ * long that is, at most 6 + length * 4 / 3.
+ */
+size_t line_of(uint8_t *to, const uint8_t *bytes, size_t length) {
+	static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+	uint8_t *at = to;
+	*at++ = '~';
+	for (size_t i = 0; i < length; i += 3) {
+		uint8_t group[3] = {0};
+		memcpy(group, bytes + i, smaller(3, length - i));
+		uint32_t bits = (uint32_t)(group[0] << 16 | group[1] << 8 | group[2]);
+		for (int shift = 18; shift >= 0; shift -= 6)
+			*at++ = (uint8_t)digits[bits >> shift & 63];
+	}
+	for (size_t i = length % 3; i % 3; i++)
+		at[(int)i - 3] = '=';
+	*at++ = '\n';
+	return (size_t)(at - to);
+}
+
 /* Signals are let in only here, so that none comes between looking and waiting. */
 int wait_until(int64_t time, struct pollfd *fds, size_t count) {
 	sigset_t none;

@@ -89,15 +89,10 @@ static void end_connection(void) {
 		closing = true;
 }
 
-/* For what carries nothing but text: a byte becomes the UTF-8 of the character of that number. */
 static void encode_text(const uint8_t *bytes, size_t length) {
-	text.at = text.length = 0;
+	text.at = 0;
 	text.taken = smaller(length, READ_CHUNK);
-	for (size_t i = 0; i < text.taken; i++) {
-		if (bytes[i] >= 0x80)
-			text.bytes[text.length++] = 0xC0 | bytes[i] >> 6;
-		text.bytes[text.length++] = bytes[i] < 0x80 ? bytes[i] : 0x80 | (bytes[i] & 0x3F);
-	}
+	text.length = line_of(text.bytes, bytes, text.taken);
 }
 
 /* As write() to the client. */

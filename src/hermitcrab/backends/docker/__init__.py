@@ -21,7 +21,7 @@ from hermitcrab.agent.program import binary_for_sandbox
 from hermitcrab.agent.wire import Feature
 from hermitcrab.backends.data import data_directory
 from hermitcrab.backends.docker import config as settings
-from hermitcrab.backends.docker import owners, postmortem, tasks
+from hermitcrab.backends.docker import networks, owners, postmortem, tasks
 from hermitcrab.backends.docker.config import DockerConfig
 from hermitcrab.backends.docker.engine import Engine, warn
 from hermitcrab.backends.docker.engine_text import DOCKER, Kind, is_local, warned
@@ -130,6 +130,14 @@ def reap(kind: Kind) -> list[Listed]:
     return [_listed(each) for each in found if each.name in gone]
 
 
+async def rejoin(kind: Kind, config: DockerConfig) -> AgentSandbox | None:
+    return await tasks.rejoin(Engine.find(kind), config)
+
+
+async def set_network(kind: Kind, sandbox: AgentSandbox, allowed: bool) -> None:
+    await asyncio.to_thread(networks.change, Engine.find(kind), sandbox.name, allowed)
+
+
 def end_task(kind: Kind, task: str) -> bool:
     """Remove what runs for a task of this user."""
     engine = Engine.find(kind)
@@ -154,6 +162,8 @@ def _backend(kind: Kind, summary: str) -> Backend[DockerConfig]:
         exposes=lambda config: config.auto_mount_cwd or writable(config.volumes),
         sandboxes=partial(sandboxes, kind),
         reap=partial(reap, kind),
+        rejoin=partial(rejoin, kind),
+        set_network=partial(set_network, kind),
         end_task=partial(end_task, kind),
         snapshots=ContainerSnapshots(kind),
     )

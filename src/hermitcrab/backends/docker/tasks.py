@@ -55,6 +55,16 @@ async def join(
     raise AssertionError("unreachable")
 
 
+async def rejoin(engine: Engine, config: DockerConfig) -> AgentSandbox | None:
+    """The task's container as it is, whatever it was made with; None when none runs."""
+    for there in await asyncio.to_thread(_awake, engine, config.task_id):
+        if there.state == "running":
+            sandbox = await _attach(engine, config, there)
+            sandbox.joined = True
+            return sandbox
+    return None
+
+
 def fingerprint(config: DockerConfig, host: Host, image: Image, mounts: Sequence[Mount]) -> str:
     """Of what was asked for, whatever of it the engine can do."""
     asked = run_flags(config, replace(host, refuses=frozenset()), image, mounts)

@@ -176,7 +176,7 @@ def wrapper(start: Start, planned: Plan, nonce: bytes, mark: int) -> bytes:
         f"exec {stdin}<&0 {stdout}>&1 {stderr}>&2 </dev/null >/dev/null 2>&1\n",
         say("begin", stdout),
         say("begin"),
-        _refusals(start, say),
+        refusals(start, say),
         *(_content(own, content) for own, content in contents.values()),
         _RELAY % {"nonce": nonce.decode(), "chunk": _CHUNK} if relays else "",
         *(f"exec {own}> >(relay {number} >&{stderr}); relays+=($!)\n" for number, own in relays.items()),
@@ -184,9 +184,9 @@ def wrapper(start: Start, planned: Plan, nonce: bytes, mark: int) -> bytes:
         # Marked while it forks, so that there is no moment in which the program runs unmarked. Job control
         # gives it a process group of its own and spares it ignored signals.
         f"ulimit -S -x {mark} || unmarked=1\nset -m\n(\n",
-        _environment(start),
-        _descriptors(start.fds, held, own),
-        b"exec -a " + b" ".join([quote(start.argv[0]), b"--", *map(quote, _command(start))]),
+        environment(start),
+        descriptors(start.fds, held, own),
+        b"exec -a " + b" ".join([quote(start.argv[0]), b"--", *map(quote, command(start))]),
         "\n) &\nset +m\nulimit -S -x hard\n",
         _closed(stdin, *(number for number, _ in contents.values())),
         f"others=${{unmarked:+$$ $! {pairs}}}\n",
@@ -206,13 +206,13 @@ def _closed(*numbers: int) -> str:
     return "exec" + "".join(f" {number}<&-" for number in numbers) + "\n"
 
 
-def _command(start: Start) -> Sequence[bytes]:
+def command(start: Start) -> Sequence[bytes]:
     return [start.program or start.argv[0], *start.argv[1:]]
 
 
-def _refusals(start: Start, say: Callable[[str], str]) -> bytes:
+def refusals(start: Start, say: Callable[[str], str]) -> bytes:
     """What ends the attempt before it began."""
-    program = quote(_command(start)[0])
+    program = quote(command(start)[0])
     path = next((entry[5:] for entry in start.env if entry.startswith(b"PATH=")), None)
     no_directory, unusable, missing = (say(f"no {why}").encode() for why in ("directory", "126", "127"))
     return (
@@ -224,7 +224,7 @@ def _refusals(start: Start, say: Callable[[str], str]) -> bytes:
 
 def refusal(start: Start, why: str) -> tuple[int, str]:
     """The code and the reason for a `no`."""
-    program = _command(start)[0].decode(errors="replace")
+    program = command(start)[0].decode(errors="replace")
     match why:
         case "directory":
             return 126, f"cannot enter {start.cwd.decode(errors='replace')}"
@@ -239,7 +239,7 @@ def _content(own: int, content: bytes) -> bytes:
     return b"exec %d< <(printf %%s %s)\n" % (own, quote(content))
 
 
-def _environment(start: Start) -> bytes:
+def environment(start: Start) -> bytes:
     """What `exec` will pass on. A search path of the sandbox's own is used, but not passed on."""
     for entry in start.env:
         if not _NAME.fullmatch(entry.partition(b"=")[0]):
@@ -251,7 +251,7 @@ def _environment(start: Start) -> bytes:
     return clear + (b"export " + b" ".join(words) + b"\n" if words else b"")
 
 
-def _descriptors(fds: Sequence[Fd], held: dict[int | None, int], own: Sequence[int]) -> bytes:
+def descriptors(fds: Sequence[Fd], held: dict[int | None, int], own: Sequence[int]) -> bytes:
     words: list[str] = []
     for fd in fds:
         match fd.kind:

@@ -24,8 +24,9 @@ class Word(NamedTuple):
 class Words:
     """Tells our own words in a stream from what else is written to it."""
 
-    def __init__(self, nonce: bytes) -> None:
-        self._mark = b"\0" + nonce + b" "
+    def __init__(self, nonce: bytes, lead: bytes = b"\0") -> None:
+        """`lead` begins each word, before the nonce."""
+        self._mark = lead + nonce + b" "
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes | Word]:
@@ -49,5 +50,9 @@ class Words:
 
     def _begun(self, data: bytes) -> int:
         """How many of the last bytes could be the beginning of a word."""
-        at = data.rfind(b"\0", max(0, len(data) - len(self._mark)))
-        return len(data) - at if at >= 0 and self._mark.startswith(data[at:]) else 0
+        at = max(0, len(data) - len(self._mark))
+        while (at := data.find(self._mark[:1], at)) >= 0:
+            if self._mark.startswith(data[at:]):
+                return len(data) - at
+            at += 1
+        return 0

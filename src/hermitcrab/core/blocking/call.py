@@ -1,0 +1,98 @@
+"""What a provider with a blocking call owes, and what is asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+
+class CallLost(Exception):
+    """What became of one call is not known, or it was refused; the text says which."""
+
+
+class SandboxGone(Exception):
+    """There is no sandbox any more; the text says why."""
+
+
+class FileRefused(Exception):
+    """A file cannot be read or written; the text says why."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One program to run to its end."""
+
+    command: str
+    """For a POSIX shell. Holds no secrets."""
+    stdin: bytes
+    limit: float | None = None
+    """Seconds after which everything that it started is to end."""
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when everything that it started is to end now."""
+
+
+class How(Enum):
+    """How a call ended."""
+
+    BY_ITSELF = "by itself"
+    AT_ITS_LIMIT = "at its limit"
+    STOPPED = "stopped"
+
+
+class Ended(NamedTuple):
+    how: How
+    returncode: int = 1
+    trouble: str = ""
+    """What the provider says went wrong; a program that has told its own end knows better."""
+
+
+class Output(Protocol):
+    """Takes what a call printed, in order; waits when nobody reads it."""
+
+    async def __call__(self, data: bytes, missing: int = 0) -> None:
+        """`missing` bytes before these were not kept by the provider."""
+
+
+class Files(Protocol):
+    """A provider's own way to files. Raises FileRefused, CallLost or SandboxGone."""
+
+    def takes(self, path: bytes) -> bool:
+        """Whether a file of that name can be asked for in this way."""
+
+    def read(self, path: bytes) -> AsyncIterator[bytes]: ...
+    async def write(self, path: bytes, pieces: AsyncIterator[bytes], mode: int, *, parents: bool) -> None:
+        """All at once, when the last piece has come."""
+
+
+class Caller(Protocol):
+    """A provider's sandbox."""
+
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether a stdin may hold any bytes, or only text without NUL."""
+
+    @property
+    def runs_bash(self) -> bool:
+        """Whether a command is run by bash, or by some other shell."""
+
+    @property
+    def waits_for_output(self) -> bool:
+        """Whether a call may last until the last process that holds its output is gone."""
+
+    @property
+    def files(self) -> Files | None: ...
+
+    async def run(self, call: Call, output: Output) -> Ended:
+        """Make the call, at most once, and wait for its end; CallLost or SandboxGone when that is not known.
+
+        Cancelled, it does nothing more about it.
+        """
+
+    async def keep_alive(self) -> None:
+        """A sign of life, where there was none for a while."""
+
+    async def end(self) -> None:
+        """End the sandbox, and everything in it. Once; never raises, and is bounded in time."""
