@@ -40,6 +40,7 @@ from hermitcrab.errors import (
 from hermitcrab.testing.inside import PATIENCE, meanwhile, read_until, say, soon
 from tests.clouds import e2b as wire
 from tests.clouds import running
+from tests.clouds.checks import Calls, Checks
 from tests.clouds.running import Cloud
 
 CREATE = "POST /v2/sandboxes$"
@@ -111,6 +112,12 @@ class TestStart:
         with pytest.raises(SandboxStartError, match="template 'no-such' not found"):
             hermitcrab.open("e2b:no-such")
         assert made(cloud) == 1
+        with pytest.raises(ConfigError, match="invalid username: 'nobody-here'"):
+            hermitcrab.open("e2b", user="nobody-here")
+        cloud.fault(INPUT, status=500, message="down")
+        with pytest.raises(SandboxStartError, match=r"the connection to it broke: .*down"):
+            hermitcrab.open("e2b")
+        assert cloud.boxes() == []
 
     def test_a_wrong_key(self, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("E2B_API_KEY", "e2b_secret")
@@ -309,6 +316,8 @@ class TestLife:
             program.send_signal(signal.SIGKILL)
             program.communicate()
             assert backend.BACKEND.reap is not None
+            cloud.fault("DELETE /sandboxes/", status=403)
+            assert backend.BACKEND.reap() == []  # the next one removes it
             assert [(each.id, each.orphaned) for each in backend.BACKEND.reap()] == [(id, True)]
             assert [box["id"] for box in cloud.boxes()] == [env.sandbox_id]
 
@@ -352,6 +361,13 @@ class TestPersistence:
             soon(lambda: bool(env._session.sandbox.lost))
             assert say(env, "cat ~/file") == "mine"
             assert env.sandbox_id == id
+
+
+class TestShared(Checks):
+    backend = "e2b"
+    calls = Calls(
+        create=CREATE, end="DELETE /sandboxes/", stream=STREAM, snapshot="POST /sandboxes/.*/snapshots$"
+    )
 
 
 class TestDoctor:

@@ -108,6 +108,7 @@ class E2B(server.Provider):
         template = body.template_id.partition(":")[0]
         if template not in TEMPLATES and template not in self.engine.snapshots:
             raise Refused(404, f"template '{body.template_id}' not found")
+        _check_life(body.timeout or 300)
         key = request.headers.get("idempotency-key", secrets.token_hex())
         if key not in self._made:
             box = await self.engine.create(
@@ -183,9 +184,13 @@ class E2B(server.Provider):
         return self.engine.boxes[id]
 
     def _live(self, box: Box, seconds: float) -> None:
-        if seconds > LONGEST_LIFE:
-            raise Refused(400, f"Timeout cannot be greater than {LONGEST_LIFE // 3600} hours")
+        _check_life(seconds)
         self.engine.live(box, seconds)
+
+
+def _check_life(seconds: float) -> None:
+    if seconds > LONGEST_LIFE:
+        raise Refused(400, f"Timeout cannot be greater than {LONGEST_LIFE // 3600} hours")
 
 
 class Processes(process_connect.Process):

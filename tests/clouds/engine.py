@@ -63,11 +63,8 @@ class Program:
 
     async def run(self) -> None:
         await self.followed.wait()
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        await asyncio.gather(
-            self._read("stdout", self.process.stdout), self._read("stderr", self.process.stderr)
-        )
+        streams = {"stdout": self.process.stdout, "stderr": self.process.stderr}
+        await asyncio.gather(*(self._read(name, each) for name, each in streams.items() if each is not None))
         await self.process.wait()
         self.ended.set()
         for follower in self.followers:
@@ -129,9 +126,13 @@ class Box:
     expires: float = 0.0
     on_expiry: str = "vanish"
     programs: dict[int, Program] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """What else its provider was asked for."""
     init: int = 0
     """The number of its first process, seen from here."""
     machine: asyncio.subprocess.Process | None = None
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Who starts what is being stopped waits for that."""
     timer: asyncio.TimerHandle | None = None
 
 
@@ -165,42 +166,44 @@ class Engine:
 
     async def start(self, box: Box) -> None:
         """The machine of a sandbox that is not running."""
-        environment = {
-            "PATH": os.environ["PATH"],
-            "LOWER": ":".join(map(str, box.layers)),
-            "BOX": str(box.directory),
-            "NAME": box.id,
-            "NETWORK": "" if box.network else "--unshare-net",
-        }
-        box.machine = await asyncio.create_subprocess_exec(
-            *_NAMESPACE.split(),
-            _MACHINE,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert box.machine.stdout is not None
-        assert box.machine.stderr is not None
-        told = await box.machine.stdout.readuntil(b"ready")
-        box.init = json.loads(told.removesuffix(b"ready"))["child-pid"]
-        box.state = "running"
+        async with box.changing:
+            environment = {
+                "PATH": os.environ["PATH"],
+                "LOWER": ":".join(map(str, box.layers)),
+                "BOX": str(box.directory),
+                "NAME": box.id,
+                "NETWORK": "" if box.network else "--unshare-net",
+            }
+            box.machine = await asyncio.create_subprocess_exec(
+                *_NAMESPACE.split(),
+                _MACHINE,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            assert box.machine.stdout is not None
+            assert box.machine.stderr is not None
+            told = await box.machine.stdout.readuntil(b"ready")
+            box.init = json.loads(told.removesuffix(b"ready"))["child-pid"]
+            box.state = "running"
 
     async def stop(self, box: Box, state: str = "stopped") -> None:
         """Everything that runs in it ends; its files stay."""
-        if box.timer is not None:
-            box.timer.cancel()
-        box.state = state
-        if box.machine is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(box.init, signal.SIGKILL)
-            await box.machine.wait()
-            box.machine = None
-        programs, box.programs = box.programs, {}
-        for program in programs.values():
-            program.followed.set()
-            if program.pump is not None:
-                await program.pump
+        async with box.changing:
+            if box.timer is not None:
+                box.timer.cancel()
+            box.state = state
+            if box.machine is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(box.init, signal.SIGKILL)
+                await box.machine.wait()
+                box.machine = None
+            programs, box.programs = box.programs, {}
+            for program in programs.values():
+                program.followed.set()
+                if program.pump is not None:
+                    await program.pump
 
     async def vanish(self, box: Box) -> None:
         """As if it had never been."""
@@ -240,7 +243,9 @@ class Engine:
         cwd: str = "",
         user: str = USER,
         stdin: bool = False,
+        terminal: int | None = None,
     ) -> Program:
+        """With a terminal, a descriptor, all that it says is read there."""
         home = HOMES[user]
         cwd = cwd or home
         if not _is_directory(Path(f"/proc/{box.init}/root"), cwd):
@@ -251,9 +256,9 @@ class Engine:
         process = await asyncio.create_subprocess_exec(
             *[*enter, "--setuid", number, "--setgid", number, f"--wdns={cwd}", "--", *argv],
             env={**standard, **env},
-            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdin=terminal or (subprocess.PIPE if stdin else subprocess.DEVNULL),
+            stdout=terminal or subprocess.PIPE,
+            stderr=terminal or subprocess.PIPE,
             start_new_session=True,
         )
         program = Program(process)

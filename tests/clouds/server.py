@@ -8,7 +8,8 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +36,7 @@ class Fault:
     """A regular expression for "METHOD /path"."""
     times: int = 1
     status: int = 0
-    """Answer with that, and do nothing."""
+    """Answer with that, and do nothing. Of a websocket that is cut, what it is closed with."""
     message: str = "ordered by a test"
     headers: Mapping[str, str] = field(default_factory=dict)
     afterwards: bool = False
@@ -61,6 +62,9 @@ class Provider:
         """What the SDK needs to find us."""
         raise NotImplementedError
 
+    async def listen(self, server: Server) -> None:
+        """Serve what is not ASGI, on a port of its own and with the server's faults."""
+
     def refusal(self, status: int, message: str) -> bytes:
         """The body of an error, as this provider words it."""
         raise NotImplementedError
@@ -78,8 +82,8 @@ class Server:
         self._under_way: dict[asyncio.Task[Any], str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._inner(scope, receive, send)
+        if scope["type"] == "websocket":
+            await self._serve_socket(scope, receive, send)
         elif scope["path"].startswith(ORDERS):
             answer = await self._obey(Request(scope, receive))
             await answer(scope, receive, send)
@@ -88,17 +92,45 @@ class Server:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = f"{scope['method']} {scope['path']}"
+        with self.answering(call):
+            await self._serve_or_fail(call, scope, receive, send)
+
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = f"GET {scope['path']}"
+        with self.answering(call):
+            fault = self.fault_for(call)
+            if fault is None:
+                await self._inner(scope, receive, send)
+            elif fault.pending:
+                while (await receive())["type"] != "websocket.disconnect":
+                    pass
+            elif fault.cut_after is not None:
+                try:
+                    await self._inner(scope, receive, _cutting(send, fault.cut_after))
+                except Cut:
+                    if not fault.status:
+                        raise
+                    await send({"type": "websocket.close", "code": fault.status, "reason": fault.message})
+            else:
+                body = self._provider.refusal(fault.status, fault.message)
+                refusal = {"type": "websocket.http.response.start", "status": fault.status, "headers": []}
+                await send(refusal)
+                await send({"type": "websocket.http.response.body", "body": body})
+
+    @contextmanager
+    def answering(self, call: str) -> Iterator[None]:
+        """Note a call, which `order_cut` may cancel the task of meanwhile."""
         self._calls.append(call)
         task = asyncio.current_task()
         assert task is not None
         self._under_way[task] = call
         try:
-            await self._serve_or_fail(call, scope, receive, send)
+            yield
         finally:
             del self._under_way[task]
 
     async def _serve_or_fail(self, call: str, scope: Scope, receive: Receive, send: Send) -> None:
-        fault = self._fault_for(call)
+        fault = self.fault_for(call)
         if fault is None:
             await self._inner(scope, receive, send)
         elif fault.pending:
@@ -113,7 +145,7 @@ class Server:
             headers = {"content-type": "application/json", **fault.headers}
             await Response(body, fault.status, headers)(scope, receive, send)
 
-    def _fault_for(self, call: str) -> Fault | None:
+    def fault_for(self, call: str) -> Fault | None:
         for fault in self._faults:
             if fault.times > 0 and re.search(fault.path, call):
                 fault.times -= 1
@@ -154,6 +186,7 @@ class Server:
                 "network": box.network,
                 "expires": box.expires,
                 "programs": len(box.programs),
+                "settings": box.settings,
             }
             for box in self._engine.boxes.values()
         ]
@@ -177,9 +210,9 @@ class Server:
 def _cutting(send: Send, bytes_left: int) -> Send:
     async def cut(message: Message) -> None:
         nonlocal bytes_left
-        body = message.get("body", b"")
-        if message["type"] == "http.response.body" and len(body) > bytes_left:
-            if bytes_left:
+        body = message.get("body") or message.get("bytes") or b""
+        if len(body) > bytes_left:
+            if bytes_left and message["type"] == "http.response.body":
                 await send({**message, "body": body[:bytes_left], "more_body": True})
             raise Cut
         bytes_left -= len(body)
@@ -205,7 +238,11 @@ async def _main(make: Callable[[Engine], Provider]) -> None:
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    config = uvicorn.Config(Server(provider), log_level="critical", lifespan="off", timeout_keep_alive=600)
+    application = Server(provider)
+    await provider.listen(application)
+    config = uvicorn.Config(
+        application, log_level="critical", lifespan="off", timeout_keep_alive=600, ws="wsproto"
+    )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     json.dump({"url": url, "variables": dict(provider.variables(url))}, sys.stdout)

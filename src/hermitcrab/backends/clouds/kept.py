@@ -16,8 +16,13 @@ DEFAULT_TASK = "default"
 class Keeping(Protocol):
     """What a provider with snapshots can do. Its methods raise what the SDK raises."""
 
-    async def keep(self, id: str) -> str:
-        """The files of that sandbox, under the reference that is returned."""
+    @property
+    def names(self) -> bool:
+        """Whether a snapshot's reference is the name that it is given here."""
+
+    async def keep(self, id: str, name: str) -> str:
+        """The files of that sandbox, under the reference that is returned. The name is the same in each
+        attempt."""
 
     async def kept(self, reference: str) -> bool:
         """Whether it is still there: some providers let them expire."""
@@ -26,6 +31,13 @@ class Keeping(Protocol):
         """Whether there was anything to remove."""
 
     def understood(self, error: Exception) -> Failure: ...
+
+
+def known(backend: str) -> frozenset[str]:
+    """The references of all snapshots that this user has at a provider."""
+    from hermitcrab.store import Store  # slow to import
+
+    return frozenset(each.native for each in Store().snapshots() if each.backend == backend)
 
 
 @dataclass(frozen=True)
@@ -40,11 +52,12 @@ class ProviderSnapshots:
         return (config.task_id or DEFAULT_TASK) if config.persistent_filesystem else ""
 
     def reference(self, id: str) -> str:
-        return ""
+        return f"hermitcrab-{id}" if self.provider.names else ""
 
     async def save(self, sandbox: Any, config: Any, id: str) -> str:
-        # Two of the same do no harm, and cost little.
-        return await persistently(lambda: self.provider.keep(sandbox.name), self.provider.understood)
+        return await persistently(
+            lambda: self.provider.keep(sandbox.name, self.reference(id)), self.provider.understood
+        )
 
     async def trees(self, sandbox: Any, config: Any) -> Sequence[Tree]:
         return ()

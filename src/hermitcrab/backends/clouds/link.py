@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from hermitcrab.agent import wire
 from hermitcrab.backends.clouds.provider import Machine, Running
 from hermitcrab.backends.clouds.retry import Failure, persistently
 from hermitcrab.errors import SandboxError
@@ -33,16 +34,21 @@ class StreamLink:
         *,
         why_lost: Callable[[], Awaitable[str]],
         release: Callable[[], Awaitable[None]] | None,
+        text: bool = False,
     ) -> None:
+        """`text`: the agent prints lines, see `wire.Lines`."""
         self._loop = asyncio.get_running_loop()
         self._understood = understood
         self._why_lost = why_lost
         self.release = release
         """Removes the sandbox; called once, when the link has ended. None where it is to stay."""
+        self.leave: Callable[[], Awaitable[None]] | None = None
+        """Called in its place where the sandbox is kept for somebody else."""
         self._lock = threading.Lock()
         self._unsent: list[bytes] = []
         self._news = asyncio.Event()
         self._closing = False
+        self._decoded = wire.Lines().feed if text else bytes
         self._early: list[bytes] = []
         self._said = b""
         self._received: Callable[[bytes], None] = self._early.append
@@ -83,15 +89,19 @@ class StreamLink:
                 await self._over.wait()
         for task in self._tasks:
             task.cancel()
-        if self.release is not None and not keep:
-            release, self.release = self.release, None
-            await release()
+        if keep:
+            farewell, self.leave = self.leave, None
+        else:
+            farewell, self.release = self.release, None
+        if farewell is not None:
+            await farewell()
 
     def errors(self) -> str:
         return self._said.decode(errors="replace").strip()
 
     def _arrived(self, data: bytes) -> None:
-        self._received(data)
+        if decoded := self._decoded(data):
+            self._received(decoded)
 
     def _complained(self, data: bytes) -> None:
         self._said = (self._said + data)[-_STDERR_KEPT:]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any
 
 from hermitcrab import __version__
+from hermitcrab.backends.clouds import tasks
 from hermitcrab.backends.clouds.provider import Provider, Rented
 from hermitcrab.backends.clouds.retry import persistently
+from hermitcrab.backends.clouds.tasks import Note
 from hermitcrab.core import loop
 from hermitcrab.core.owner import Owner, alive, this_owner
 from hermitcrab.core.protocols import Health, Listed
@@ -19,6 +24,9 @@ OURS, OWNER, TASK, VERSION = "hermitcrab", "hermitcrab.owner", "hermitcrab.task"
 MARK = {OURS: "1"}
 """What all of ours have, to be listed by."""
 _ASK_SECONDS = 10.0
+_LIST_SECONDS = 20.0
+
+_log = logging.getLogger("hermitcrab.clouds")
 
 
 def labels(task: str) -> dict[str, str]:
@@ -41,43 +49,73 @@ def sandboxes(provider: Provider[Any]) -> list[Listed]:
     """Those of ours that the provider has."""
     if provider.missing():
         return []  # whoever never came here left nothing here
-    return [_listed(each) for each in loop.run(_rented(provider))]
+    known = tasks.by_id(provider.name)
+    return [_listed(each, known.get(each.id)) for each in loop.run(_rented(provider))]
 
 
 def reap(provider: Provider[Any]) -> list[Listed]:
     """Remove those whose owners are dead on this machine; others end by their time limit."""
-    orphans = [each for each in sandboxes(provider) if each.orphaned]
-    for each in orphans:
-        loop.run(_remove(provider, each.id))
-    return orphans
+    removed = []
+    for each in [each for each in sandboxes(provider) if each.orphaned]:
+        try:
+            loop.run(remove(provider, each.id))
+        except SandboxError as error:
+            _log.warning("the sandbox %s was not removed: %s", each.id, error)
+            continue
+        tasks.forget(provider.name, each.task, each.id)
+        removed.append(each)
+    return removed
+
+
+def end_task(provider: Provider[Any], task: str) -> bool:
+    """Remove what runs for a task of this user."""
+    note = tasks.read(provider.name, task)
+    if note is None:
+        return False
+    loop.run(remove(provider, note.id))
+    tasks.forget(provider.name, task, note.id)
+    return True
+
+
+async def remove(provider: Provider[Any], id: str) -> None:
+    await persistently(lambda: provider.remove(id), provider.understood)
 
 
 async def _greeted(provider: Provider[Any]) -> str:
     try:
-        async with asyncio.timeout(_ASK_SECONDS):
+        async with _answering(provider, _ASK_SECONDS):
             return await provider.greet()
-    except TimeoutError:
-        raise SandboxStartError(f"{provider.title} does not answer within {_ASK_SECONDS:g} s") from None
     except Exception as error:
         raise provider.understood(error).error from error
 
 
 async def _rented(provider: Provider[Any]) -> list[Rented]:
-    return await persistently(provider.rented, provider.understood)
+    async with _answering(provider, _LIST_SECONDS):
+        return await persistently(provider.rented, provider.understood)
 
 
-async def _remove(provider: Provider[Any], id: str) -> None:
-    await persistently(lambda: provider.remove(id), provider.understood)
+@asynccontextmanager
+async def _answering(provider: Provider[Any], seconds: float) -> AsyncIterator[None]:
+    """Some SDKs look for a provider that is out of reach for minutes; a person waits here."""
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            yield
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise SandboxStartError(f"{provider.title} does not answer within {seconds:g} s") from None
 
 
-def _listed(rented: Rented) -> Listed:
-    owner = Owner.parse(rented.labels.get(OWNER, ""))
+def _listed(rented: Rented, note: Note | None) -> Listed:
+    """A note knows better than the label, which says who made it."""
+    owner = Owner.parse(note.owner if note else rented.labels.get(OWNER, ""))
     living = alive(owner) if owner else None
+    left = "left by " if note and note.left else ""
     return Listed(
         id=rented.id,
         detail=rented.made_from,
         task=rented.labels.get(TASK, ""),
-        owner="elsewhere" if owner is None or living is None else f"pid {owner.pid}",
-        orphaned=living is False,
+        owner="elsewhere" if owner is None or living is None else f"{left}pid {owner.pid}",
+        orphaned=note.orphaned if note else living is False,
         age=time.time() - rented.started,
     )

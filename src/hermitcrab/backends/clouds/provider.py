@@ -89,6 +89,14 @@ class Provider(Protocol[C]):
     def text(self) -> bool:
         """Whether a program's output is handed on as text, which not every byte survives."""
 
+    @property
+    def stays(self) -> bool:
+        """Whether one with a `persistent_filesystem` whose time is over is stopped, so that `again` starts it
+        with its files."""
+
+    # And, where it is so, `lasting = True`: such a one is itself what is kept of its task, and `again`
+    # refuses settings that it was not made with.
+
     def missing(self) -> Health | None:
         """What has to be installed or set here before anything works. Quick: nobody else is asked."""
 
@@ -99,12 +107,13 @@ class Provider(Protocol[C]):
         """A new one that is running. The key is the same in each attempt at the same sandbox."""
 
     async def again(self, config: C, id: str, *, life: int) -> Machine | None:
-        """That sandbox, started where it had stopped; None when it is no more."""
+        """That sandbox, started where it had stopped, or one with its files; None when it is no more."""
 
     async def rented(self) -> list[Rented]:
         """Those with our labels."""
 
-    async def remove(self, id: str) -> None: ...
+    async def remove(self, id: str) -> None:
+        """May be called when it is gone."""
 
     async def why_lost(self, id: str) -> str:
         """What became of a sandbox whose pipe broke, for people; empty when it is still there."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hermitcrab.errors import SandboxError
 
@@ -30,6 +30,29 @@ class Failure:
     """May be over in a moment, and the call had no effect."""
     retry_after: float | None = None
     """Seconds that the provider asks us to wait."""
+
+
+def meant(
+    error: Exception,
+    meanings: Callable[[], Mapping[type[BaseException], Callable[[Any], Failure]]],
+    unknown: Callable[[str], SandboxError],
+) -> Failure:
+    """The first class of the exception that has a meaning gives it."""
+    if isinstance(error, SandboxError):
+        return Failure(error)
+    known = meanings()
+    meaning = next((known[each] for each in type(error).__mro__ if each in known), None)
+    if meaning is not None:
+        return meaning(error)
+    return Failure(unknown(str(error) if type(error) is Exception else f"{type(error).__name__}: {error}"))
+
+
+def retry_after(header: str) -> float | None:
+    """Seconds; None where a provider gives a date, or nothing."""
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        return None
 
 
 async def persistently(

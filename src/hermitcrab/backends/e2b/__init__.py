@@ -7,7 +7,7 @@ from functools import partial
 from hermitcrab.backends.clouds import owned, stay
 from hermitcrab.backends.clouds.kept import ProviderSnapshots
 from hermitcrab.backends.e2b.config import E2BConfig, RestoredConfig, refuse
-from hermitcrab.backends.e2b.failures import NAME
+from hermitcrab.backends.e2b.failures import KEY, NAME
 from hermitcrab.backends.e2b.provider import E2B
 from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.protocols import NO_LUGGAGE, Backend, Luggage, Traits
@@ -28,7 +28,9 @@ BACKEND = Backend(
     start=start,
     check=partial(owned.check, _E2B),
     target="template",
+    needs=KEY,
     sandboxes=partial(owned.sandboxes, _E2B),
     reap=partial(owned.reap, _E2B),
+    end_task=partial(owned.end_task, _E2B),
     snapshots=ProviderSnapshots(_E2B, RestoredConfig),
 )

@@ -26,7 +26,8 @@ class E2BConfig:
     persistent_filesystem: bool = False
     """Keep its files, in a snapshot at E2B, for the next one of this task."""
     task_id: str = ""
-    """What it is for: a persistent one goes on where the last one of its task ended."""
+    """What it is for: `detach()` leaves it to the next program of its task, and a persistent one goes on
+    where the last one ended."""
     user: str = ""
     """Who runs commands in it. Empty: the template's own choice, mostly `user`."""
     max_lifetime: float = field(default=LEAST, metadata={"at_least": LEAST})

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from hermitcrab.backends.clouds.retry import PASSING_STATUSES, Failure
-from hermitcrab.errors import BackendUnavailable, ConfigError, SandboxError, SandboxLost, SandboxStartError
+from hermitcrab.backends.clouds.retry import PASSING_STATUSES, Failure, meant
+from hermitcrab.errors import BackendUnavailable, ConfigError, SandboxLost, SandboxStartError
 
 T = TypeVar("T")
 
@@ -35,16 +35,7 @@ async def distinguished(call: Callable[[], Awaitable[T]]) -> T:
 
 
 def understood(error: Exception) -> Failure:
-    """The first class of the exception that has a meaning gives it."""
-    if isinstance(error, SandboxError):
-        return Failure(error)
-    known = meanings()
-    meaning = next((known[each] for each in type(error).__mro__ if each in known), None)
-    if meaning is None:
-        return Failure(
-            _failed(str(error) if type(error) is Exception else f"{type(error).__name__}: {error}")
-        )
-    return meaning(error)
+    return meant(error, meanings, _failed)
 
 
 def meanings() -> Mapping[type[BaseException], Callable[[Any], Failure]]:
@@ -108,6 +99,11 @@ def _lost(error: Exception) -> Failure:
 
 
 def _refused_key(error: Exception) -> Failure:
+    from connectrpc.errors import ConnectError
+
+    if isinstance(error.__context__, ConnectError):
+        # A sandbox's own interface, which the SDK has a token of its own for: it does not know the user.
+        return Failure(ConfigError(f"E2B: {error}", backend=NAME))
     return Failure(BackendUnavailable(f"E2B refused the key in {KEY} ({error}).", hint=GET_KEY, backend=NAME))
 
 

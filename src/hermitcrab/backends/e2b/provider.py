@@ -85,6 +85,8 @@ class E2B:
     name, title, module = NAME, "E2B", "e2b"
     text = True
     """The SDK decodes what a program prints."""
+    stays = True
+    names = False
 
     def missing(self) -> Health | None:
         if importlib.util.find_spec(self.module) is None:
@@ -145,7 +147,7 @@ class E2B:
             return f"the sandbox {id} is gone at E2B: somebody ended it, or its time was over"
         return f"the sandbox {id} was paused at E2B" if info.state is SandboxState.PAUSED else ""
 
-    async def keep(self, id: str) -> str:
+    async def keep(self, id: str, name: str) -> str:
         from e2b import AsyncSandbox
 
         return (await AsyncSandbox.create_snapshot(id, mode="filesystem")).snapshot_id
