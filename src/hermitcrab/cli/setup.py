@@ -15,6 +15,7 @@ from hermitcrab.cli import exits
 from hermitcrab.cli.doctor import check
 from hermitcrab.cli.table import table, yes_no
 from hermitcrab.config import SessionConfig
+from hermitcrab.errors import SandboxError
 from hermitcrab.settings import SESSION, settings_of
 
 Ask = Callable[[str, str], str]
@@ -30,6 +31,9 @@ def main(args: argparse.Namespace) -> int:
     timeout = choose_timeout(ask)
     write(path, file_text(backend, timeout))
     print(f"wrote {path}")
+    if credentials := needs(backend):
+        print(f"No credentials are in it: {backend} takes them from {credentials}, at each start.")
+        print(f"`hermitcrab doctor --probe {backend}` makes a sandbox there, and removes it.")
     return 0
 
 
@@ -44,8 +48,8 @@ def where(ask: Ask, *, project: bool) -> Path:
 def choose_backend(ask: Ask) -> str:
     """The default backend. One that does not work here may be chosen, with its hint and a second question."""
     health = {name: check(name) for name in registry.names()}
-    rows = [(name, yes_no(each.usable), each.detail) for name, each in health.items()]
-    print(table(("backend", "usable", "why"), rows))
+    rows = [(name, yes_no(each.usable), needs(name) or "-", each.detail) for name, each in health.items()]
+    print(table(("backend", "usable", "credentials", "why"), rows))
     usable = [name for name, each in health.items() if each.usable]
     # The isolated one when it works: whoever just presses Enter gets the safe choice.
     preferred = (
@@ -53,11 +57,22 @@ def choose_backend(ask: Ask) -> str:
     )
     while True:
         chosen = pick(ask, "Which backend by default?", list(health), default=preferred[0])
-        if health[chosen].usable:
+        found = health[chosen]
+        if not found.usable:
+            found = check(chosen)  # somebody may have logged in meanwhile
+        if found.usable:
             return chosen
-        print(f"{chosen} does not work here yet: {health[chosen].detail} {health[chosen].hint}".rstrip())
+        print(f"{chosen} does not work here yet: {found.detail.rstrip('.')}. {found.hint}".rstrip())
         if agreed(ask, "Use it nevertheless?", default=ask is take_default):
             return chosen
+
+
+def needs(name: str) -> str:
+    """Where a backend's credentials are; nothing secret itself."""
+    try:
+        return registry.get(name).needs
+    except SandboxError:
+        return ""
 
 
 def choose_timeout(ask: Ask) -> float | None:
