@@ -46,9 +46,26 @@ MOVE_NOTES = """\
 The files of the workspace go along, and the session goes on where it was in them. After any failure the
 session is where it was.
 """
+DOCTOR_NOTES = """\
+Programs, credentials and the config file are checked, and nothing is created. --probe makes a sandbox on each
+usable backend, or on those that are named (`docker:debian:12`, an environment of the config file), and says
+how long each step took. At a provider that costs what the shortest sandbox costs. Exit code 1: one failed.
+"""
 SNAPSHOT_NOTES = """\
 Prints an id for `hermitcrab new NAME --snapshot ID` and hermitcrab.open(snapshot=ID). `ls` lists what was
 kept, `rm ID` removes it.
+"""
+SERVE_NOTES = """\
+examples:
+  hermitcrab serve --engine docker:debian                  on this machine, for this machine
+  hermitcrab serve --engine bubblewrap --pool 4            four sandboxes always ready
+  hermitcrab serve --config /etc/hermitcrab/gateway.toml   everything from a file (docs/gateway.md)
+
+No hermitcrab.toml and no HERMITCRAB_* setting is read: what others may do is said here and in --config alone.
+"""
+TOKEN_NOTES = """\
+`create NAME` prints the token once; the gateway keeps its hash. `ls` lists them, `revoke ID...` ends them
+within a second. Say --config, --state or --database as for `hermitcrab serve`.
 """
 
 
@@ -165,7 +182,9 @@ def parser() -> argparse.ArgumentParser:
     reap = add("reap", "reap", "remove the sandboxes of programs that are gone")
     _json_option(reap)
 
-    doctor = add("doctor", "doctor", "what works on this machine, why not, and what to do")
+    doctor = add("doctor", "doctor", "what works on this machine, why not, and what to do", DOCTOR_NOTES)
+    doctor.add_argument("places", metavar="BACKEND", nargs="*", help="only these, named as for --on")
+    doctor.add_argument("--probe", action="store_true", help="make a sandbox, run `true`, remove it")
     _on_option(doctor)
     _json_option(doctor)
     _json_option(add("backends", "backends", "every backend, plug-ins too, and what it can do"))
@@ -180,6 +199,15 @@ def parser() -> argparse.ArgumentParser:
     setup = add("setup", "setup", "ask a few questions, check, and write the config file")
     setup.add_argument("--yes", action="store_true", help="take every default; never replaces a file")
     setup.add_argument("--project", action="store_true", help="write ./hermitcrab.toml, not the user's file")
+
+    _serve_options(add("serve", "serve", "sandboxes over HTTP, for clients elsewhere", SERVE_NOTES))
+    token = add("token", "token", "who may use the gateway of `hermitcrab serve`", TOKEN_NOTES)
+    token.add_argument("what", choices=["create", "ls", "revoke"])
+    token.add_argument("names", metavar="NAME|ID", nargs="*")
+    token.add_argument("--tenant", default="local", help="whose sandboxes it uses (local)")
+    token.add_argument("--operator", action="store_true", help="sees what all tenants have, and /metrics")
+    _gateway_place_options(token)
+    _json_option(token)
 
     add("bench", "bench", "measure hermitcrab beside the raw lower bounds")
     return top
@@ -203,6 +231,34 @@ def _environment_options(command: argparse.ArgumentParser) -> None:
         help="a variable; K alone passes on ours; repeatable",
     )
     command.add_argument("--timeout", metavar="SECONDS", type=float, help="end a command that takes longer")
+
+
+def _serve_options(command: argparse.ArgumentParser) -> None:
+    option = command.add_argument
+    option("--config", metavar="FILE", help="TOML, with [server], [limits], [engines.NAME] ...")
+    option("--listen", metavar="HOST:PORT", help="127.0.0.1:8720 by default; beyond loopback it takes tokens")
+    option("--engine", metavar="NAME[:IMAGE]", help="the backend that makes the sandboxes, and their image")
+    option("--image", metavar="IMAGE", help="the same image, apart")
+    option("--allow-image", metavar="PATTERN", action="append", default=[], help="clients may name these too")
+    option("--pool", metavar="N", type=int, default=0, help="keep so many sandboxes ready")
+    _set_option(command)
+    option("--limit", metavar="KEY=VALUE", action="append", default=[], help="a tenant's limit; repeatable")
+    option("--state", metavar="DIR", help="the gateway's own directory")
+    option("--database", metavar="URL", help="postgresql://..., for several gateways; else a sqlite file")
+    option("--url", metavar="URL", help="where other gateways on that database reach this one")
+    option("--tls-certificate", metavar="FILE", help="PEM, with the chain")
+    option("--tls-key", metavar="FILE")
+    option("--audit", metavar="FILE", help="who did what, one JSON object a line")
+    option("--require-tokens", action="store_true", help="on loopback too")
+    option("--allow-unisolated", action="store_true", help="offer `local` or `ssh` beyond loopback")
+    option("--keep", action="store_true", help="leave the sandboxes running at the end, for the next start")
+    option("--check", action="store_true", help="say whether the settings are right, and end")
+
+
+def _gateway_place_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", metavar="FILE", help="the gateway's file")
+    command.add_argument("--state", metavar="DIR", help="the gateway's own directory")
+    command.add_argument("--database", metavar="URL", help="as the gateway has it")
 
 
 def _set_option(command: argparse.ArgumentParser) -> None:

@@ -1,0 +1,140 @@
+"""What the gateway knows of a sandbox and of an exec, and what it refuses with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from hermitcrab.gateway.wire import LEAST_IDLE_MS, LIFE_MS, Status
+
+
+class SandboxState(StrEnum):
+    WARM = "warm"
+    """Ready, and nobody's yet."""
+    CREATING = "creating"
+    READY = "ready"
+    ENDING = "ending"
+    ENDED = "ended"
+    LOST = "lost"
+    """It went away by itself, or could not be found again after a restart."""
+
+    @property
+    def over(self) -> bool:
+        return self in (SandboxState.ENDED, SandboxState.LOST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxRequest:
+    """What a client asks for when it creates a sandbox."""
+
+    image: str = ""
+    """Empty: the operator's own choice."""
+    cwd: str = ""
+    cpu: float | None = None
+    memory_mib: int | None = None
+    disk_mib: int | None = None
+    timeout_ms: int = LIFE_MS
+    """Of its whole life."""
+    idle_timeout_ms: int = LEAST_IDLE_MS
+    persistent_filesystem: bool = False
+    logical_key: str = ""
+    """With persistent files: the next one with this key begins with this one's snapshot."""
+    network: bool | None = None
+    """None: as the engine has it."""
+    snapshot: str = ""
+    """One of the tenant's own, which it begins with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxRecord:
+    """A sandbox, as the database has it."""
+
+    id: str
+    tenant: str
+    request: SandboxRequest
+    state: SandboxState
+    engine: str
+    created: float
+    used: float
+    node: str
+    """The gateway process that holds it."""
+    parent: str = ""
+    """Of a fork: the sandbox that it was copied from."""
+    reason: str = ""
+    """Why it is lost, or could not be created."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecRequest:
+    """A command that a client wants run, under an id of its own choice."""
+
+    exec_id: str
+    command: str
+    timeout_ms: int
+    stdin: bytes = b""
+    cwd: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecRecord:
+    """A command, as the database has it. Its output is read in pages, apart from this."""
+
+    id: str
+    sandbox: str
+    tenant: str
+    command: str
+    status: Status
+    created: float
+    started: float | None = None
+    ended: float | None = None
+    returncode: int | None = None
+    output_bytes: int = 0
+    """How many were printed so far, kept or not."""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Some of an exec's output."""
+
+    offset: int
+    """The place of the first byte; later than asked for when what was asked for is no longer kept."""
+    data: bytes
+    end: bool
+    """The exec is over, and nothing comes after this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotRecord:
+    """A sandbox as it was, kept because a tenant asked for it."""
+
+    id: str
+    tenant: str
+    sandbox: str
+    engine: str
+    created: float
+
+
+class GatewayFault(Exception):
+    """A request that is refused: what HTTP answers, and what a person reads."""
+
+    def __init__(
+        self, status: int, code: str, error: str, *, retry_after: float | None = None, **details: Any
+    ) -> None:
+        super().__init__(error)
+        self.status, self.code, self.error = status, code, error
+        self.retry_after, self.details = retry_after, details
+
+
+def unknown_sandbox() -> GatewayFault:
+    """The same words for what does not exist and for what is somebody else's."""
+    return GatewayFault(404, "not_found", "There is no such sandbox.")
+
+
+def unknown_snapshot() -> GatewayFault:
+    return GatewayFault(404, "not_found", "There is no such snapshot.")
+
+
+def unknown_exec() -> GatewayFault:
+    return GatewayFault(404, "not_found", "There is no such exec.")
