@@ -66,7 +66,26 @@ BUILTINS = (
         "a contained Apptainer or Singularity container, without root",
         aliases=("singularity",),
     ),
+    Builtin(
+        "microsandbox",
+        "hermitcrab.backends.microsandbox",
+        "a microVM per session on this machine, by microsandbox",
+        aliases=("msb",),
+    ),
     Builtin("e2b", "hermitcrab.backends.e2b", "a microVM per session at e2b.dev"),
+    Builtin("daytona", "hermitcrab.backends.daytona", "a container or VM per session at daytona.io"),
+    Builtin("vercel", "hermitcrab.backends.vercel", "a microVM per session at Vercel"),
+    Builtin("modal", "hermitcrab.backends.modal", "a container per session at modal.com"),
+    Builtin(
+        "gateway", "hermitcrab.backends.gateway", "a sandbox of a gateway, over HTTP: no engine needed here"
+    ),
+    Builtin(
+        "managed-modal",
+        "hermitcrab.backends.gateway",
+        "a sandbox at Modal, through a gateway that holds the account",
+        aliases=("managed_modal",),
+        attribute="MANAGED_MODAL",
+    ),
 )
 
 

@@ -22,6 +22,7 @@ from hermitcrab.result import Outcome, Result
 from hermitcrab.running import RunningCommand
 
 _READ_SIZE = 1 << 16
+_WONDER = 1.0
 
 
 def main(args: argparse.Namespace) -> int:
@@ -61,6 +62,8 @@ def execute(
     **options: Any,
 ) -> Result:
     piped = is_piped()
+    if piped and not environment.traits.stdin:
+        piped, options["stdin_data"] = False, whole_stdin()
     separate = args.separate or not (args.json or same_place(1, 2))
     try:
         running = environment.stream(command, separate=separate, stdin=piped, **options)
@@ -94,6 +97,17 @@ def feed(running: RunningCommand, descriptor: int) -> None:
         running.close_stdin()
     except (OSError, SandboxError):
         pass
+
+
+def whole_stdin() -> bytes:
+    """All of it, for a command that cannot be given any later; whoever wonders hears what is waited for."""
+    notice = "hermitcrab: waiting for the end of stdin, which goes there whole (</dev/null: none)"
+    timer = threading.Timer(_WONDER, print, [notice], {"file": sys.stderr})
+    timer.start()
+    try:
+        return b"".join(iter(lambda: os.read(sys.stdin.fileno(), _READ_SIZE), b""))
+    finally:
+        timer.cancel()
 
 
 def is_piped() -> bool:
