@@ -1,6 +1,6 @@
 # Everything here sets up what it needs by itself; a second run finds it done.
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all check-fast lint bench docs clean
+.PHONY: help run test test-all test-microvm check-fast lint bench bench-gateway docs clean
 
 BIN := .venv/bin
 # Whoever runs the tests may have settings of their own.
@@ -32,10 +32,14 @@ test-all: ## ... and the whole contract on every kind of sandbox
 	@echo "==> pytest"
 	@scripts/with-engines $(PYTEST) $(PARALLEL)
 
+test-microvm: ## a sample of the contract on real microVMs, emulated: needs no KVM, but half an hour (see scripts/microvm)
+	@scripts/setup dev
+	@scripts/microvm $(ARGS)
+
 check-fast: ## style, types, and the tests that take no time, on local only
 	@scripts/setup dev
 	@$(MAKE) --no-print-directory lint
-	@HERMITCRAB_REQUIRE=local $(PYTEST) $(PARALLEL) -q -m "not slow" -k "local or not (test_contract or docker or podman or ssh or apptainer or bubblewrap or e2b)"
+	@HERMITCRAB_REQUIRE=local $(PYTEST) $(PARALLEL) -q -m "not slow" -k "local or not (test_contract or docker or podman or ssh or apptainer or bubblewrap or microsandbox or e2b or vercel or daytona or modal)"
 
 lint:
 	@scripts/setup dev
@@ -45,10 +49,13 @@ lint:
 	@$(BIN)/mypy
 
 bench: ## measure, beside the raw lower bounds and installed peers (ARGS=--json)
-	@scripts/setup run
+	@scripts/setup dev
 	@scripts/with-engines $(BIN)/hermitcrab bench --image hermitcrab-test \
 	    --apptainer-image .engines/apptainer/images/hermitcrab-test \
 	    --ssh hermitcrab-test --ssh-config .engines/ssh/config $(ARGS)
+
+bench-gateway: ## measure the gateway, beside the same without it
+	@$(MAKE) --no-print-directory bench ARGS="--only gateway --only gateway-docker --only gateway-records $(ARGS)"
 
 docs: ## regenerate the generated pages under docs/
 	@scripts/setup run

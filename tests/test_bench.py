@@ -50,6 +50,12 @@ NAMES = {
     "bubblewrap-restore",
     "bubblewrap-move",
     "bubblewrap-fork",
+    "gateway-local-exec",
+    "gateway-local-execute",
+    "gateway-local-crowd",
+    "gateway-local-create",
+    "gateway-local-warm",
+    "gateway-records",
     "import",
     "run-true",
 }
@@ -61,6 +67,10 @@ PLACES = {
     "docker-moves": ({"docker-move", "docker-fork"}, ["--image", IMAGE]),
     "docker-files": ({"docker-upload", "docker-download"}, ["--image", IMAGE]),
     "docker-sync": ({"docker-sync-first", "docker-sync-unchanged"}, ["--image", IMAGE]),
+    "gateway-docker": (
+        {f"gateway-docker-{each}" for each in ("exec", "execute", "crowd", "create", "warm")},
+        ["--image", IMAGE],
+    ),
     "podman": ({"podman-true"}, ["--image", IMAGE]),
     "gvisor": ({"gvisor-true"}, ["--image", IMAGE]),
     "apptainer": ({"apptainer-true"}, ["--apptainer-image", APPTAINER["image"]]),
@@ -114,7 +124,7 @@ def test_only_one_measurement_and_json_to_stdout(capsys: pytest.CaptureFixture[s
     assert row["ratio"] == pytest.approx(row["ours"]["median"] / row["raw"]["median"])
 
 
-LONG = {"docker-moves", "docker-snapshots"}
+LONG = {"docker-moves", "docker-snapshots", "gateway-docker"}
 
 
 @pytest.mark.slow

@@ -12,8 +12,10 @@ AVAILABLE = (_SELF / "smaps_rollup").exists()
 MISSING = "needs Linux's /proc"
 
 
-def resident_kib() -> int:
-    return field_kib((_SELF / "status").read_text(), "VmRSS")
+def resident_kib(pid: int | None = None) -> int:
+    """Of this process, or of another one."""
+    place = _SELF if pid is None else Path(f"/proc/{pid}")
+    return field_kib((place / "status").read_text(), "VmRSS")
 
 
 def peak_kib() -> int:

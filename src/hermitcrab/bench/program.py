@@ -57,6 +57,9 @@ MEASUREMENTS = {
     "docker-snapshots": Measurement("keeping:docker_snapshots", "the same of a container", ("image",)),
     "bubblewrap-moves": Measurement("moving:bubblewrap_moves", "moving into a sandbox, and forks of it"),
     "docker-moves": Measurement("moving:docker_moves", "the same with containers", ("image",)),
+    "gateway": Measurement("gateways:local", "a gateway: commands, 64 clients at once, creation"),
+    "gateway-docker": Measurement("gateways:docker", "the same with containers", ("image",)),
+    "gateway-records": Measurement("gateways:records", "2000 open sandboxes of a gateway: its memory"),
     "command-line": Measurement("latency:command_line", "import, and `hermitcrab run true`"),
 }
 
