@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -125,7 +126,10 @@ def test_promise(
         monkeypatch.setattr(backend, "BACKEND", replace(backend.BACKEND, start=start_shared))
 
     def opener(**options: Any) -> hermitcrab.Environment:
-        return hermitcrab.open(ON, **options)
+        with warnings.catch_warnings():
+            # It says that a snapshot is gone.
+            warnings.simplefilter("ignore", HermitcrabWarning)
+            return hermitcrab.open(ON, **options)
 
     check(case, opener)
 

@@ -55,6 +55,15 @@ SAMPLE = frozenset(
 )
 """The modules of cases that a sampled kind is asked in `make test`: where the kind of sandbox matters more
 than bash. `make test-all` asks all."""
+LARGE_SAMPLE = frozenset(case.module for case in CASES.values()) - {
+    "endings",
+    "redefined",
+    "state",
+    "locals",
+    "disguise",
+    "options",
+}
+"""All but what concerns bash itself, which is the same bash everywhere."""
 SMALL_SAMPLE = frozenset({"kills", "given", "files", "trees", "snapshots"})
 CLOUD_SAMPLE = frozenset({"kills", "given", "loss", "snapshots"})
 """Of one that shares all but its wire with E2B, which is asked more."""
@@ -120,9 +129,9 @@ _LAGGED = "of a long output a gateway keeps the last, and who reads it live may 
 
 KINDS = (
     Kind("local", "local"),
-    Kind("local-python", "local", {CHOICE: "python"}),
+    Kind("local-python", "local", {CHOICE: "python"}, sampled=LARGE_SAMPLE),
     Kind("bubblewrap", "bubblewrap"),
-    Kind("docker", "docker", options={"image": engines.IMAGE}),
+    Kind("docker", "docker", options={"image": engines.IMAGE}, sampled=LARGE_SAMPLE),
     Kind(
         "gvisor",
         "docker",

@@ -24,7 +24,6 @@ import pytest
 import hermitcrab
 from hermitcrab import snapshots
 from hermitcrab.backends import daytona as backend
-from hermitcrab.backends.clouds import retry
 from hermitcrab.backends.clouds.life import LEAST
 from hermitcrab.backends.daytona import failures
 from hermitcrab.backends.daytona.terminal import Door
@@ -37,8 +36,7 @@ from hermitcrab.errors import (
 )
 from hermitcrab.testing.inside import PATIENCE, meanwhile, read_until, say, soon
 from tests.clouds import daytona as wire
-from tests.clouds import running
-from tests.clouds.checks import Calls, Checks
+from tests.clouds.checks import Calls, Checks, emptied, ran
 from tests.clouds.running import Cloud
 
 CREATE = "POST /api/sandbox$"
@@ -62,21 +60,8 @@ print([name for name in sys.modules if name.startswith(('daytona', 'aiohttp'))])
 
 @pytest.fixture
 def cloud(quiet_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    """A provider with nothing in it, and the way to it. Retries come quickly."""
-    monkeypatch.setattr(retry, "PAUSES", (0.02, 0.04, 0.06))
-    cloud = running.cloud("daytona")
-    for name, value in cloud.variables.items():
-        monkeypatch.setenv(name, value)
-    cloud.calls(forget=True)
-    yield cloud
-    cloud.heal()
-    for box in cloud.boxes():
-        cloud.vanish(box["id"])
-
-
-def ran(env: hermitcrab.Environment, mark: str) -> int:
-    """How often a command ran that leaves such a line."""
-    return say(env, "cat /tmp/ran").splitlines().count(mark)
+    with emptied("daytona", monkeypatch) as cloud:
+        yield cloud
 
 
 def made(cloud: Cloud) -> int:

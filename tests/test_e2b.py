@@ -25,7 +25,7 @@ import pytest
 
 import hermitcrab
 from hermitcrab.backends import e2b as backend
-from hermitcrab.backends.clouds import retry, stay
+from hermitcrab.backends.clouds import stay
 from hermitcrab.backends.clouds.life import LEAST, Life
 from hermitcrab.backends.clouds.retry import Failure, persistently
 from hermitcrab.backends.e2b import failures
@@ -39,8 +39,7 @@ from hermitcrab.errors import (
 )
 from hermitcrab.testing.inside import PATIENCE, meanwhile, read_until, say, soon
 from tests.clouds import e2b as wire
-from tests.clouds import running
-from tests.clouds.checks import Calls, Checks
+from tests.clouds.checks import Calls, Checks, emptied, ran
 from tests.clouds.running import Cloud
 
 CREATE = "POST /v2/sandboxes$"
@@ -64,21 +63,8 @@ print('e2b' in sys.modules)
 
 @pytest.fixture
 def cloud(quiet_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    """A provider with nothing in it, and the way to it. Retries come quickly."""
-    monkeypatch.setattr(retry, "PAUSES", (0.02, 0.04, 0.06))
-    cloud = running.cloud("e2b")
-    for name, value in cloud.variables.items():
-        monkeypatch.setenv(name, value)
-    cloud.calls(forget=True)
-    yield cloud
-    cloud.heal()
-    for box in cloud.boxes():
-        cloud.vanish(box["id"])
-
-
-def ran(env: hermitcrab.Environment, mark: str) -> int:
-    """How often a command ran that leaves such a line."""
-    return say(env, "cat /tmp/ran").splitlines().count(mark)
+    with emptied("e2b", monkeypatch) as cloud:
+        yield cloud
 
 
 def made(cloud: Cloud) -> int:

@@ -25,7 +25,6 @@ from vercel import sandbox as sdk
 
 import hermitcrab
 from hermitcrab.backends import vercel as backend
-from hermitcrab.backends.clouds import retry
 from hermitcrab.backends.clouds.life import LEAST
 from hermitcrab.backends.vercel import failures
 from hermitcrab.backends.vercel.config import RestoredConfig, VercelConfig, image, refuse, vcpus
@@ -38,9 +37,8 @@ from hermitcrab.errors import (
     SandboxStartError,
 )
 from hermitcrab.testing.inside import PATIENCE, meanwhile, read_until, say, soon
-from tests.clouds import running
 from tests.clouds import vercel as wire
-from tests.clouds.checks import Calls, Checks
+from tests.clouds.checks import Calls, Checks, emptied, ran
 from tests.clouds.running import Cloud
 
 CREATE = "POST /api/v3/sandboxes$"
@@ -68,24 +66,9 @@ print('vercel.sandbox' in sys.modules)
 
 @pytest.fixture
 def cloud(quiet_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    """A provider with nothing in it, and the way to it. Retries come quickly."""
-    monkeypatch.setattr(retry, "PAUSES", (0.02, 0.04, 0.06))
     monkeypatch.delenv("VERCEL_OIDC_TOKEN", raising=False)
-    cloud = running.cloud("vercel")
-    for name, value in cloud.variables.items():
-        monkeypatch.setenv(name, value)
-    cloud.calls(forget=True)
-    yield cloud
-    cloud.heal()
-    for box in cloud.boxes():
-        cloud.vanish(box["id"])
-    for snapshot in cloud.snapshots():
-        cloud.expire_snapshot(snapshot)
-
-
-def ran(env: hermitcrab.Environment, mark: str) -> int:
-    """How often a command ran that leaves such a line."""
-    return say(env, "cat /tmp/ran").splitlines().count(mark)
+    with emptied("vercel", monkeypatch) as cloud:
+        yield cloud
 
 
 def count(cloud: Cloud, pattern: str) -> int:

@@ -7,7 +7,8 @@ import io
 import json
 import re
 import time
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,15 +19,37 @@ import pytest
 import hermitcrab
 from hermitcrab import cli, sessions, snapshots
 from hermitcrab.backends import registry
-from hermitcrab.backends.clouds import tasks
+from hermitcrab.backends.clouds import retry, tasks
 from hermitcrab.backends.clouds.life import LEAST
 from hermitcrab.cli import probe
 from hermitcrab.core.protocols import Listed
 from hermitcrab.errors import HermitcrabWarning, SandboxLost, UnsupportedCapability
 from hermitcrab.testing.inside import PATIENCE, read_until, say, soon, works
+from tests.clouds import running
 from tests.clouds.running import Cloud
 
 EVERY_BYTE = bytes(range(256)) * 4096 + b"\r\n\x04\x03\x00tail without a line break"
+
+
+@contextmanager
+def emptied(provider: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    """A provider with nothing in it, and the way to it. Retries come quickly."""
+    monkeypatch.setattr(retry, "PAUSES", (0.02, 0.04, 0.06))
+    cloud = running.cloud(provider)
+    for name, value in cloud.variables.items():
+        monkeypatch.setenv(name, value)
+    for snapshot in cloud.snapshots():
+        cloud.expire_snapshot(snapshot)
+    cloud.calls(forget=True)
+    yield cloud
+    cloud.heal()
+    for box in cloud.boxes():
+        cloud.vanish(box["id"])
+
+
+def ran(env: hermitcrab.Environment, mark: str) -> int:
+    """How often a command ran that leaves such a line."""
+    return say(env, "cat /tmp/ran").splitlines().count(mark)
 
 
 @dataclass(frozen=True)

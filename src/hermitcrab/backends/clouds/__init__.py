@@ -8,4 +8,5 @@ stay.py      one environment's sandbox from its creation to its end, across loss
 tasks.py     sandboxes that outlive a program: what the next one needs to join one
 owned.py     what is ours there: `hermitcrab doctor`, `ps` and `reap`
 kept.py      snapshots that a provider keeps by itself
+kind.py      a backend out of all that
 """
