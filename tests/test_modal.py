@@ -140,7 +140,7 @@ class TestStart:
         ):
             hermitcrab.open("modal", start_timeout=4)
         assert "starting a sandbox at Modal: 0.4 s so far" in caplog.messages
-        assert cloud.boxes() == []
+        soon(lambda: cloud.boxes() == [])
 
     def test_a_sandbox_in_which_nothing_starts_is_removed(self, cloud: Cloud) -> None:
         cloud.fault("TaskExecStart", status=403, times=9)
