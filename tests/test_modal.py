@@ -140,6 +140,16 @@ class TestStart:
         ):
             hermitcrab.open("modal", start_timeout=4)
         assert "starting a sandbox at Modal: 0.4 s so far" in caplog.messages
+        assert cloud.boxes() == []
+
+    def test_one_that_comes_up_when_nobody_waits_any_more_is_removed(
+        self, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(stay, "_UNDOING_PATIENCE", 0.1)
+        cloud.fault(CREATE, status=429, headers={"Retry-After": "2"})
+        with pytest.raises(SandboxStartError, match="took longer than 1 s"):
+            hermitcrab.open("modal", start_timeout=1)
+        soon(lambda: any("SandboxTerminate" in call for call in cloud.calls()))
         soon(lambda: cloud.boxes() == [])
 
     def test_a_sandbox_in_which_nothing_starts_is_removed(self, cloud: Cloud) -> None:

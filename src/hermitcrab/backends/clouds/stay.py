@@ -34,6 +34,8 @@ LEASE = 120.0
 """Seconds without a sign of life after which the agent ends everything that it started."""
 _NEWS_EVERY = 5.0
 _UNDOING_PATIENCE = 5.0
+_undoings: set[asyncio.Task[None]] = set()
+"""A loop alone would forget them."""
 
 _log = logging.getLogger("hermitcrab.clouds")
 
@@ -139,11 +141,16 @@ class Stay(Generic[C]):
         return machine
 
     async def _unwanted(self, creating: asyncio.Future[Machine]) -> None:
-        """Whoever asked for it is gone, and it may come up all the same."""
-        with suppress(SandboxError, TimeoutError):
-            async with asyncio.timeout(min(_UNDOING_PATIENCE, self._config.start_timeout)):
-                machine = await creating
-                await persistently(machine.end, self._provider.understood)
+        """Whoever asked for it is gone, and it may come up all the same, even after we stopped waiting."""
+        undoing = asyncio.create_task(self._undone(creating))
+        _undoings.add(undoing)
+        undoing.add_done_callback(_undoings.discard)
+        await asyncio.wait([undoing], timeout=_UNDOING_PATIENCE)
+
+    async def _undone(self, creating: asyncio.Future[Machine]) -> None:
+        with suppress(SandboxError):
+            machine = await creating
+            await persistently(machine.end, self._provider.understood)
 
     async def _noted(self, note: Note) -> None:
         self._note = note

@@ -23,7 +23,6 @@ of its standard streams."""
 
 # How long, at the end, to wait for what is still being started, so that nothing of it starts unseen.
 _SETTLING = 1.0
-_CLOSING = 3.5
 _LEAVING = 0.5
 
 
@@ -70,9 +69,9 @@ class PlainLink:
 
     async def ended(self, patience: float, *, keep: bool = False) -> None:
         if self._closer is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(patience):
-                    await asyncio.shield(self._closer)
+            # The keeper may be the only one that can end what runs there: it has all the time there is.
+            await asyncio.wait([self._closer], timeout=patience)
+            self._closer.cancel()
         self._leave("its pipe was closed")
         release, self._release = self._release, None
         if release is not None and not keep:
@@ -178,7 +177,7 @@ class PlainLink:
         await self._until(lambda: all(exec.settled for exec in self._execs.values()), _SETTLING)
         if self._keeper is not None:
             self._keeper.end()
-            await self._until(lambda: self._keeper_left, _CLOSING)
+            await self._until(lambda: self._keeper_left)
         await self._see_off("its pipe was closed")
 
     async def _see_off(self, reason: str) -> None:
@@ -186,7 +185,7 @@ class PlainLink:
         await self._until(lambda: all(exec.over for exec in self._execs.values()), _LEAVING)
         self._leave(reason)
 
-    async def _until(self, condition: Callable[[], bool], patience: float) -> None:
+    async def _until(self, condition: Callable[[], bool], patience: float | None = None) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 while not condition():

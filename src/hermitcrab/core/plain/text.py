@@ -32,6 +32,7 @@ _CHUNK = 800
 # have forked and gone when the search is over. One that went before it could be looked at may have been ours
 # too, so whoever came meanwhile is looked at as well. A descendant that raised its limit is found as such.
 # Without marks, $4 is the wrapper, $5 the program, and 1:4 says that descriptor 1 is the wrapper's 4.
+# A regular expression, because ${l#*...} takes bash half a millisecond, and there may be hundreds of them.
 _SEEK = r"""
 holds () {
   local pair
@@ -40,7 +41,7 @@ holds () {
   return 1
 }
 seek () {
-  local LC_ALL=C d p s l f m round more=1; local -A seen=() up=() ours=()
+  local LC_ALL=C locks='Max file locks +([0-9]+)' d p s l f round more=1; local -A seen=() up=() ours=()
   for round in {1..50}; do
     more=0
     for d in /proc/[0-9]*; do
@@ -51,8 +52,9 @@ seek () {
       s=${s##*) }
       case $s in '') more=1; continue;; [ZX]*) more=1 seen[$p]=1; continue;; esac
       IFS= read -r -d '' l <$d/limits
-      f=($s) m=(${l#*Max file locks}) up[$p]=${f[1]} seen[$p]=1
-      if [[ ${m-} == [0-9]* ]] && ((m >= $1 && m <= $2)) || { (($# > 4)) && holds "$@"; }; then
+      f=($s) up[$p]=${f[1]} seen[$p]=1
+      if [[ $l =~ $locks ]] && ((BASH_REMATCH[1] >= $1 && BASH_REMATCH[1] <= $2)) ||
+         { (($# > 4)) && holds "$@"; }; then
         ours[$p]=1; ${3:+kill -$3 $p}
       fi
     done
@@ -73,14 +75,18 @@ seek () {
 _NAP = "exec {never}<> <(:)\nnap () { read -r -t $1 -u $never; }\n"
 
 # TERM, the grace ($3 in ms), then STOP and KILL until none is left. Nobody tells a stranger of a process's
-# end, so this has to look again and again. Fails when something could not be ended.
+# end, so this has to look again and again, and on a busy machine a look may take longer than a nap: before
+# bash 5, which has no clock, the naps alone are counted. Fails when something could not be ended.
 _FINISH = r"""
+now () { ms=$((${EPOCHREALTIME:+${EPOCHREALTIME/[.,]/} / 1000} + 0)); }
 finish () {
-  local t=0 tries=0
+  local LC_ALL=C t=0 tries=0 ms began naps=0
   seek $1 $2 TERM "${@:4}" || return 0
+  now; began=$ms
   while ((t < $3)); do
-    if ((t < 200)); then nap 0.02; t=$((t + 25)); else nap 0.1; t=$((t + 110)); fi
+    if ((t < 200)); then nap 0.02; naps=$((naps + 25)); else nap 0.1; naps=$((naps + 110)); fi
     seek $1 $2 '' "${@:4}" || return 0
+    now; t=$((ms ? ms - began : naps))
   done
   while seek $1 $2 STOP "${@:4}"; do
     seek $1 $2 KILL "${@:4}" || return 0

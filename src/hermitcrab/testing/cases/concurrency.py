@@ -35,7 +35,8 @@ def a_slow_command_that_changed_nothing_undoes_nothing(open: Opener) -> None:
     say(env, "mkfifo begun go; v=1; mkdir sub; export w=1")
     with meanwhile(env, "echo >begun; cat go >/dev/null") as future:
         say(env, "cat begun")
-        say(env, f"v=2; unset w; f() {{ :; }}; set -o noclobber; cd sub; echo >{base}/go")
+        say(env, "v=2; unset w; f() { :; }; set -o noclobber; cd sub")
+        env.start(f"echo >{base}/go")  # which is no command whose own end could come last
         future.result(PATIENCE)
     assert (value(env, "v"), env.cwd) == ("2", f"{base}/sub")
     assert "w" not in env.state.variables
