@@ -130,10 +130,6 @@ class AgentSandbox:
         """Why it is gone; empty while it is there."""
         return self._lost_reason
 
-    async def until_lost(self) -> None:
-        """For what was done elsewhere and ends it: who asks afterwards finds it lost, not about to be."""
-        await self._ended.wait()
-
     @property
     def busy(self) -> bool:
         """Whether anything runs that has not ended: a command, a terminal, a transfer."""
@@ -335,9 +331,8 @@ class AgentSandbox:
             self._next_ping.cancel()
         if self._autopsy is None or self._releasing or not self._greeted.done():
             self._bury(reason)
-        elif (
-            self._autopsy_task is None
-        ):  # the first reason counts: the end of the pipe follows the agent's last word
+        elif self._autopsy_task is None:
+            # The first reason counts: the end of the pipe follows the agent's last word.
             self._autopsy_task = self._loop.create_task(self._examine(self._autopsy, reason))
 
     async def _examine(self, autopsy: Callable[[], str], reason: str) -> None:

@@ -23,7 +23,7 @@ class _StoppingSnapshots(ProviderSnapshots):
         reference = await super().save(sandbox, config, id)
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
-                await sandbox.until_lost()
+                await sandbox.gone()  # who asks afterwards finds it lost, not about to be
         return reference
 
 

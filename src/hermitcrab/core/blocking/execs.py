@@ -27,6 +27,9 @@ class Host(Protocol):
     def tell(self, frames: bytes) -> None:
         """To the client."""
 
+    def make(self, call: Call) -> None:
+        """One beside the others, whose answer is nobody's."""
+
     def gone(self, exec_id: int) -> None: ...
     def leave(self, reason: str) -> None:
         """The sandbox is no more."""
@@ -59,10 +62,9 @@ class Exec:
             self._credit[channel] += amount
             self._room.set()
 
-    def timer(self, after_ms: int) -> None: ...
-    def kill(self) -> None: ...
-    def signal(self, number: int) -> Call | None:
-        """The call that sends it to all that this one started."""
+    def signal(self, number: int) -> None: ...
+    def kill(self, grace_ms: int) -> None: ...
+    def timer(self, after_ms: int, grace_ms: int) -> None: ...
 
     def abandon(self) -> None:
         """Nobody waits for it any more."""
@@ -144,21 +146,21 @@ class ProgramExec(Exec):
     def close(self, channel: int) -> None:
         self._open.discard(channel)
 
-    def timer(self, after_ms: int) -> None:
+    def timer(self, after_ms: int, grace_ms: int) -> None:
         self._limit = after_ms / 1000 if after_ms else None
 
-    def kill(self) -> None:
+    def kill(self, grace_ms: int) -> None:
         """Whatever was not begun is over at once."""
         if self._call is None:
             self.end()
         else:
             self._call.stop.set()
 
-    def signal(self, number: int) -> Call | None:
-        if self._call is None:
-            return None
-        in_bash = self._host.caller.runs_bash
-        return Call(text.command("hermitcrab", in_bash=in_bash), text.signalling(self._name, number))
+    def signal(self, number: int) -> None:
+        """To all that its call started, by another one."""
+        if self._call is not None:
+            command = text.command("hermitcrab", in_bash=self._host.caller.runs_bash)
+            self._host.make(Call(command, text.signalling(self._name, number)))
 
     async def _run(self) -> None:
         try:

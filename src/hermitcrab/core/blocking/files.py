@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from hermitcrab.agent import wire
 from hermitcrab.agent.wire import Cause, Exit, Tell
-from hermitcrab.core.blocking.call import Call, CallLost, FileRefused, SandboxGone
+from hermitcrab.core.blocking.call import CallLost, FileRefused, SandboxGone
 from hermitcrab.core.blocking.execs import Exec, Host
 from hermitcrab.core.blocking.programs import PORTION, ProgramFailed, Stage, ran
 from hermitcrab.core.plain import files as plain
@@ -41,11 +41,8 @@ class FileExec(Exec):
     async def _work(self) -> None:
         raise NotImplementedError
 
-    def kill(self) -> None:
+    def kill(self, grace_ms: int) -> None:
         self.end()
-
-    def signal(self, number: int) -> Call | None:
-        return None
 
 
 class ReadExec(FileExec):

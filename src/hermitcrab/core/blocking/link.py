@@ -13,6 +13,7 @@ from hermitcrab.core.blocking.call import Call, Caller, CallLost, SandboxGone
 from hermitcrab.core.blocking.execs import Exec, ProgramExec
 from hermitcrab.core.blocking.files import ReadExec, WriteExec
 from hermitcrab.core.plain.text import Unsupported
+from hermitcrab.core.steering import steer
 
 
 class BlockingLink:
@@ -57,6 +58,9 @@ class BlockingLink:
 
     def gone(self, exec_id: int) -> None:
         self._execs.pop(exec_id, None)
+
+    def make(self, call: Call) -> None:
+        self._later(self._made(call))
 
     def leave(self, reason: str) -> None:
         if self._over:
@@ -103,7 +107,7 @@ class BlockingLink:
             case _:
                 exec = self._execs.get(frame.exec_id)
                 if exec is not None:
-                    self._steer(exec, frame)
+                    steer(exec, frame)
 
     def _begin(self, exec_id: int, start: Start) -> None:
         try:
@@ -116,22 +120,6 @@ class BlockingLink:
         if not exec.id or exec.id in self._execs:
             raise ProtocolError(f"START has the id {exec.id}, which is 0 or in use")
         self._execs[exec.id] = exec
-
-    def _steer(self, exec: Exec, frame: Frame) -> None:
-        match frame.type:
-            case Ask.DATA:
-                exec.data(frame.channel, frame.payload)
-            case Ask.CLOSE:
-                exec.close(frame.channel)
-            case Ask.CREDIT:
-                exec.credit(frame.channel, wire.parse_u32(frame.payload))
-            case Ask.SIGNAL:
-                if (call := exec.signal(frame.payload[0])) is not None:
-                    self._later(self._made(call))
-            case Ask.KILL:
-                exec.kill()
-            case Ask.TIMER:
-                exec.timer(wire.parse_two_u32(frame.payload)[0])
 
     async def _made(self, call: Call) -> None:
         with suppress(CallLost, SandboxGone):  # what it is about will hear of that by itself

@@ -15,6 +15,7 @@ from hermitcrab.core.plain.execs import PlainExec
 from hermitcrab.core.plain.files import FileExec, Replacement
 from hermitcrab.core.plain.keeper import Keeper
 from hermitcrab.core.plain.text import FAR_END, MARKS, Unsupported
+from hermitcrab.core.steering import steer
 from hermitcrab.errors import SandboxStartError
 
 Enter = Callable[[Sequence[str]], ClientProgram]
@@ -120,7 +121,7 @@ class PlainLink:
             case _:
                 exec = self._execs.get(frame.exec_id)
                 if exec is not None:
-                    _steer(exec, frame)
+                    steer(exec, frame)
 
     def _begin(self, exec_id: int, start: Start, kind: type[PlainExec] = PlainExec) -> None:
         if not exec_id or exec_id in self._execs:
@@ -201,22 +202,6 @@ class PlainLink:
         if self._keeper is not None:
             self._keeper.destroy()
         self._lost(reason)
-
-
-def _steer(exec: PlainExec, frame: Frame) -> None:
-    match frame.type:
-        case Ask.DATA:
-            exec.data(frame.channel, frame.payload)
-        case Ask.CLOSE:
-            exec.close(frame.channel)
-        case Ask.CREDIT:
-            exec.credit(frame.channel, wire.parse_u32(frame.payload))
-        case Ask.SIGNAL:
-            exec.signal(frame.payload[0])
-        case Ask.KILL:
-            exec.kill(wire.parse_u32(frame.payload))
-        case Ask.TIMER:
-            exec.timer(*wire.parse_two_u32(frame.payload))
 
 
 def _ignore(_: object) -> None:
