@@ -8,6 +8,7 @@ bash more than about the kind of sandbox are `thorough`.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -82,18 +83,33 @@ class FreshRoot(Machine):
 
 
 class SharedVm(Microsandbox):
-    """One VM for all; another one when a case has ended it."""
+    """One VM for all; another one when a case has ended or spoiled it."""
 
     async def create(self, config: MicrosandboxConfig, **_: Any) -> Machine:
-        vm = await self._engine.find(SHARED)
-        if vm is None or vm.status != RUNNING:
+        if not await self._answers():
             await self._engine.remove(SHARED)
-            alone = MicrosandboxConfig(image=IMAGE, memory=1024)
+            alone = MicrosandboxConfig(image=IMAGE, memory=2048)
             await self._engine.create(Order(SHARED, alone, (), {}, 86400))
         return FreshRoot(self._engine, SHARED, lasts=False)
 
+    async def _answers(self) -> bool:
+        vm = await self._engine.find(SHARED)
+        if vm is None or vm.status != RUNNING:
+            return False
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await (await self._engine.run(SHARED, "true", _unheard, _unheard)).wait()
+        except Exception as error:
+            log.warning(f"the shared VM is given up: {type(error).__name__}: {error}")
+            return False
+        return True
+
     async def again(self, config: MicrosandboxConfig, id: str, *, life: int) -> Machine | None:
         return await self.create(config)
+
+
+def _unheard(data: bytes) -> None:
+    pass
 
 
 async def start_shared(config: MicrosandboxConfig, luggage: Luggage = NO_LUGGAGE) -> AgentSandbox:

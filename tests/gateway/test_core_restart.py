@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,20 +17,39 @@ from hermitcrab.gateway.records import ExecRecord, GatewayFault, SandboxRecord, 
 from hermitcrab.gateway.service import Gateway, place
 from hermitcrab.gateway.tables import MIGRATIONS
 from hermitcrab.gateway.wire import Status
+from tests.clouds.checks import emptied
+from tests.clouds.running import Cloud
 from tests.conftest import required
 from tests.engines import IMAGE
-from tests.gateway.core_parts import TENANT, Program, ended, gateway, run, settings, until
+from tests.gateway.core_parts import TENANT, Program, ended, gateway, ready, run, settings, until
 
 WAITS = "echo before; until [ -e {0}/go ]; do sleep 0.02; done; echo after; echo x >>{0}/{1}"
 LOUD = "yes | head -c 1000000; echo done"  # less than an agent keeps while nobody listens
+CLOUDS = ("e2b", "modal")
 LOUDER = "yes | head -c 4000000; until [ -e {0}/go ]; do sleep 0.02; done; echo done"
 
 
-@pytest.mark.parametrize("backend", ["local", "bubblewrap", "docker"])
-def test_after_a_kill_commands_go_on_and_results_are_told(backend: str, tmp_path: Path) -> None:
-    if backend not in required() and not registry.get(backend).check().usable:
+@pytest.fixture
+def e2b(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    with emptied("e2b", monkeypatch) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def modal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    with emptied("modal", monkeypatch) as cloud:
+        yield cloud
+
+
+@pytest.mark.parametrize("backend", ["local", "bubblewrap", "docker", "e2b", "modal"])
+def test_after_a_kill_commands_go_on_and_results_are_told(
+    backend: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if backend in CLOUDS:
+        request.getfixturevalue(backend)
+    elif backend not in required() and not registry.get(backend).check().usable:
         pytest.skip(f"{backend} does not run here")
-    inside = "/tmp/inside" if backend == "docker" else "/tmp" if backend == "bubblewrap" else str(tmp_path)
+    inside = {"local": str(tmp_path), "bubblewrap": "/tmp"}.get(backend, "/tmp/inside")
     core = settings(tmp_path / "gateway", backend, IMAGE if backend == "docker" else "")
     commands = {
         "made": f"mkdir -p {inside}",
@@ -63,6 +83,22 @@ def test_after_a_kill_commands_go_on_and_results_are_told(backend: str, tmp_path
     listed = registry.get(backend).sandboxes
     assert listed is not None
     assert box not in [each.task for each in listed()]
+
+
+@pytest.mark.filterwarnings("ignore:e2b. the sandbox .* is gone")
+def test_what_a_provider_lost_is_lost_and_not_replaced(e2b: Cloud, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with gateway(settings(tmp_path, "e2b")) as gate:
+            record = await ready(gate)
+            assert (await run(gate, record.id, "echo mine >/tmp/file")).returncode == 0
+            e2b.vanish(e2b.box()["id"])
+            await until(lambda: record.id not in gate._sandboxes.held)
+            with pytest.raises(GatewayFault) as fault:
+                await run(gate, record.id, "cat /tmp/file")
+            assert (fault.value.status, fault.value.code) == (410, "sandbox_lost")
+            assert e2b.boxes() == []
+
+    asyncio.run(scenario())
 
 
 def test_what_ended_while_no_gateway_ran_is_told_by_the_next(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ class AgentSandbox:
         """What others call it: a container's name, say."""
         self.joined = False
         """It was there before us, and not made by us."""
+        self.made_anew = False
+        """In place of one that was lost, without its files."""
         self.host_pid = 0
         """The agent's own, where it is known to be a process of this machine."""
         self.displaced = False

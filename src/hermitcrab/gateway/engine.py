@@ -199,9 +199,13 @@ class OpenSandbox:
             return False
         environment = await self._settled()
         try:
-            self.agent = await self.agent.revive()
+            revived = await self.agent.revive()
         except SandboxError:
             return False
+        if revived.made_anew:  # whose files are not what its clients left there
+            await revived.release()
+            return False
+        self.agent = revived
         if environment is not None:
             environment._cleaned = True  # its session is on what was lost; the next one opens another
         self._environment = self._opening = None

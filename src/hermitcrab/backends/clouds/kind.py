@@ -37,6 +37,7 @@ def backend(
         config=config,
         traits=Traits(isolated=True, network="own", creates_cwd=True, revives=True, carries="copies"),
         start=start,
+        rejoin=partial(stay.rejoin, provider),
         check=partial(owned.check, provider),
         target=target,
         needs=needs,

@@ -45,14 +45,25 @@ async def start(provider: Provider[C], config: C) -> AgentSandbox:
 
     With a `task_id` it has a life of its own: it may be left, and is found again by the next program.
     """
-    if problem := provider.missing():
-        raise BackendUnavailable(f"{problem.detail}.", hint=problem.hint, backend=provider.name)
-    # An SDK may take most of a second, in which others on this loop want to go on.
-    await asyncio.to_thread(import_module, provider.module)
+    await _ready(provider)
     if not config.task_id:
         return await Stay(provider, config).begin()
     async with tasks.alone(provider.name, config.task_id, config.start_timeout):
         return await Stay(provider, config).begin()
+
+
+async def rejoin(provider: Provider[C], config: C) -> AgentSandbox | None:
+    """The task's sandbox as it is, whatever it was made with; None when there is none."""
+    await _ready(provider)
+    async with tasks.alone(provider.name, config.task_id, config.start_timeout):
+        return await Stay(provider, config).rejoined()
+
+
+async def _ready(provider: Provider[C]) -> None:
+    if problem := provider.missing():
+        raise BackendUnavailable(f"{problem.detail}.", hint=problem.hint, backend=provider.name)
+    # An SDK may take most of a second, in which others on this loop want to go on.
+    await asyncio.to_thread(import_module, provider.module)
 
 
 class Stay(Generic[C]):
@@ -79,6 +90,17 @@ class Stay(Generic[C]):
         sandbox.joined = found is not None
         return await self._warned(sandbox, self._machine.notes)
 
+    async def rejoined(self) -> AgentSandbox | None:
+        note = await self._known()
+        async with within(self._config.start_timeout, f"going back to a sandbox at {self._provider.title}"):
+            found = await self._taken_up(note) if note else None
+            if found is None:
+                return None
+            self._machine = found
+            sandbox = await self._entered(new=False)
+        sandbox.joined = True
+        return await self._warned(sandbox, found.notes)
+
     async def again(self) -> AgentSandbox:
         """Another agent: in the same sandbox where it still is, else in one that is made like it."""
         title, lost = self._provider.title, self._machine.id
@@ -99,20 +121,27 @@ class Stay(Generic[C]):
         if found:
             await _end_what_was_lost(sandbox)
             return await self._warned(sandbox, found.notes)
+        sandbox.made_anew = True
         note = f"the sandbox {lost} is gone at {title}; the session goes on in {self._machine.id}, made anew"
         return await self._warned(sandbox, [note, *self._machine.notes])
 
     async def _left_before(self) -> Machine | None:
         """What the task has already, if it was made as it would be now; else it makes room."""
-        if not self._config.task_id:
-            return None
-        note = await asyncio.to_thread(tasks.read, self._provider.name, self._config.task_id)
+        note = await self._known()
         if note is None:
             return None
         lasting = note.kept and getattr(self._provider, "lasting", False)
         if note.wanted != tasks.fingerprint(self._config) and not lasting:
             await owned.remove(self._provider, note.id)
             return None
+        return await self._taken_up(note)
+
+    async def _known(self) -> Note | None:
+        """What the program before us wrote of the task."""
+        task = self._config.task_id
+        return await asyncio.to_thread(tasks.read, self._provider.name, task) if task else None
+
+    async def _taken_up(self, note: Note) -> Machine | None:
         found = await self._found(note.id)
         if found is not None:
             await self._noted(tasks.joined(replace(note, id=found.id)))

@@ -50,6 +50,7 @@ BACKEND = Backend(
     config=MicrosandboxConfig,
     traits=Traits(isolated=True, network="own", creates_cwd=True, revives=True, carries="copies"),
     start=start,
+    rejoin=partial(stay.rejoin, _MICROSANDBOX),
     check=partial(owned.check, _MICROSANDBOX),
     target="image",
     exposes=lambda config: writable(config.volumes),
