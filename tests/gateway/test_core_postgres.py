@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from hermitcrab.gateway.admission import TenantAdmission
+from hermitcrab.gateway.core_settings import PoolSettings
 from hermitcrab.gateway.database import DatabaseError
 from hermitcrab.gateway.records import ExecRequest, GatewayFault, SandboxRequest, SandboxState
 from hermitcrab.gateway.service import Gateway
+from hermitcrab.gateway.settings import Limits
 from hermitcrab.gateway.wire import Status
 from tests.gateway.core_parts import (
     LONG_MS,
@@ -128,3 +131,41 @@ def test_a_database_that_is_not_there_is_an_error_that_says_so(tmp_path: Path) -
         asyncio.run(Gateway.open(core))
     with pytest.raises(DatabaseError, match="takes postgresql://"):
         asyncio.run(Gateway.open(settings(tmp_path, database="mysql://x")))
+
+
+def test_a_tenant_has_so_many_sandboxes_in_all_gateways(tmp_path: Path, url: str) -> None:
+    def at_most_three() -> TenantAdmission:
+        return TenantAdmission(lambda _: Limits(sandboxes=3))
+
+    pooled = settings(
+        tmp_path / "a",
+        "bubblewrap",
+        database=url,
+        url="http://a",
+        pools=[PoolSettings(engine="bubblewrap", size=1)],
+    )
+    other = settings(tmp_path / "b", "bubblewrap", database=url, url="http://b")
+
+    async def scenario(first: Gateway, second: Gateway) -> None:
+        def pool() -> int:
+            return first.statistics().pools[0].ready
+
+        await until(lambda: pool() == 1)
+        there = [await ready(first), await ready(second), await ready(second)]
+        await until(lambda: pool() == 1)
+        for gate in (first, second):
+            with pytest.raises(GatewayFault, match="All your sandboxes are in use") as refused:
+                await ready(gate)
+            assert (refused.value.status, refused.value.retry_after) == (429, 5)
+        assert pool() == 1, "it was put back"
+        with pytest.raises(GatewayFault, match="All your sandboxes are in use"):
+            await first.fork(TENANT, there[0].id, 1)
+        await second.terminate(TENANT, there[1].id)
+        await asyncio.gather(ready(first), ready(second), return_exceptions=True)
+        assert sum(not each.state.over for each in await first.sandboxes(TENANT)) in (2, 3)
+
+    async def both() -> None:
+        async with gateway(pooled, at_most_three()) as first, gateway(other, at_most_three()) as second:
+            await scenario(first, second)
+
+    asyncio.run(both())

@@ -148,7 +148,7 @@ class Crowd:
 
 
 class TenantAdmission:
-    """The limits of all tenants in this process; lives on the loop's thread."""
+    """The limits of all tenants; lives on the loop's thread."""
 
     def __init__(self, limits_of: Callable[[str], Limits]) -> None:
         self._limits_of = limits_of
@@ -160,6 +160,11 @@ class TenantAdmission:
         if not restored:
             one.creations.spend()
         return one.sandboxes.enter(patience=one.limits.queue_seconds, restored=restored)
+
+    def refuse_beyond(self, tenant: str, sandboxes: int) -> None:
+        """Where other processes count as well; nobody tells when one of theirs ends, so nobody waits."""
+        if sandboxes > self._tenant(tenant).limits.sandboxes:
+            raise _no_sandbox()
 
     def exec(self, tenant: str, *, restored: bool = False) -> Place:
         """Held while a command runs."""

@@ -27,6 +27,9 @@ class Admission(Protocol):
     def sandbox(self, tenant: str, *, restored: bool = False) -> Ticket:
         """Held for a sandbox's life. `restored`: it is there since before a restart, and not refused."""
 
+    def refuse_beyond(self, tenant: str, sandboxes: int) -> None:
+        """GatewayFault when the tenant has so many in all processes, and may not."""
+
     def exec(self, tenant: str, *, restored: bool = False) -> Ticket:
         """Held while a command runs; one that has to wait for its place is `queued`."""
 
@@ -106,6 +109,7 @@ class Unlimited:
     def exec(self, tenant: str, *, restored: bool = False) -> Ticket:
         return self
 
+    def refuse_beyond(self, tenant: str, sandboxes: int) -> None: ...
     async def wait(self) -> None: ...
     def release(self) -> None: ...
 

@@ -89,12 +89,23 @@ class Creation:
         async def made() -> Held | None:
             if not await self._ledger.add_sandbox(record, key, snapshot):
                 return None
+            try:
+                await self._refuse_beyond(record.tenant)
+            except BaseException as error:
+                await self._never(record, error)
+                raise
             return await self._made(record, engine, ticket, snapshot)
 
         # Before the row is there, so that a row that nobody makes a sandbox for can be told.
         making = self._creating[record.id] = asyncio.create_task(made())
         making.add_done_callback(lambda _: self._creating.pop(record.id, None))
         return self._background.keep(making)
+
+    async def _refuse_beyond(self, tenant: str) -> None:
+        """When all processes together have more than the tenant may have, the one just written down included:
+        of two that write at the same moment none, or one, goes on, never both."""
+        if tenant and self._ledger.database.shared:
+            self._admission.refuse_beyond(tenant, await self._ledger.living(tenant))
 
     async def _from_pool(
         self, record: SandboxRecord, engine: Engine, key: str, ticket: Ticket
@@ -111,6 +122,12 @@ class Creation:
                 self.pools.put_back(held)
                 raise
             if handed_out:
+                try:
+                    await self._refuse_beyond(given.tenant)
+                except BaseException:
+                    await persistently(partial(self._ledger.take_back, held.record))
+                    self.pools.put_back(held)
+                    raise
                 held.record, held.ticket = given, ticket
                 held.touch()
                 if engine.backend.traits.creates_cwd:
@@ -217,6 +234,7 @@ class Creation:
                 await tickets[-1].wait()
                 records.append(self._new(tenant, request, engine, parent=source.record.id))
                 await self._ledger.add_sandbox(records[-1], "", "")
+                await self._refuse_beyond(tenant)
             copies = await engine.fork(source.open, [each.id for each in records], request)
         except BaseException as error:
             for ticket in tickets:

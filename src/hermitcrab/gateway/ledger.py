@@ -124,6 +124,12 @@ class Ledger(ExecRows):
         )
         return added == 1
 
+    async def living(self, tenant: str) -> int:
+        """How many sandboxes it has, whoever holds them."""
+        sql = f"SELECT count(*) AS count FROM sandboxes WHERE tenant = $1 AND state IN {_LIVING}"
+        (row,) = await self.database.rows(sql, tenant)
+        return int(row["count"])
+
     async def hand_out(self, record: SandboxRecord, key: str) -> bool:
         """A warm one becomes this; False when it is not there any more. Conflict when the key has one."""
         sql = (
@@ -135,6 +141,14 @@ class Ledger(ExecRows):
             sql, record.id, self.node, record.tenant, key, request, record.created
         )
         return changed == 1
+
+    async def take_back(self, warm: SandboxRecord) -> None:
+        """What was handed out is this again, and nobody's."""
+        sql = (
+            "UPDATE sandboxes SET tenant = '', request_key = '', state = 'warm', request = $3, created = $4, "
+            "used = $4 WHERE id = $1 AND node = $2"
+        )
+        await self.database.run(sql, warm.id, self.node, _request_json(warm.request), warm.created)
 
     async def sandbox(self, id: str) -> SandboxRecord | None:
         return _one_sandbox(await self.database.rows("SELECT * FROM sandboxes WHERE id = $1", id))
