@@ -12,6 +12,7 @@ from hermitcrab.agent import wire
 from hermitcrab.agent.wire import Ask, Fd, FdKind, Feature, Frame, Hello, Known, Start, Tell
 from hermitcrab.core.client import ClientProgram, ProgramLink
 from hermitcrab.core.execs import AgentExec, EncodedStart
+from hermitcrab.core.finishing import to_its_end
 from hermitcrab.core.process import AgentProcess, Forgetful
 from hermitcrab.core.protocols import STDERR, STDIN, STDOUT, Link, Sink
 from hermitcrab.core.quoting import encode
@@ -229,12 +230,7 @@ class AgentSandbox:
 
         Also when whoever waits for it is cancelled: what goes on elsewhere would be paid for.
         """
-        releasing = asyncio.ensure_future(self._released())
-        try:
-            await asyncio.shield(releasing)
-        except asyncio.CancelledError:
-            await asyncio.wait([releasing])
-            raise
+        await to_its_end(self._released())
 
     async def _released(self) -> None:
         await self._leave()
@@ -243,6 +239,9 @@ class AgentSandbox:
 
     async def detach(self) -> None:
         """Leave a detached agent, and all that runs there, to whoever attaches before its lease ends."""
+        await to_its_end(self._left())
+
+    async def _left(self) -> None:
         await self._leave()
         await self._link.ended(RELEASE_PATIENCE, keep=True)
 

@@ -22,6 +22,7 @@ from hermitcrab.backends.clouds.retry import persistently
 from hermitcrab.backends.clouds.tasks import Note
 from hermitcrab.core import delivery
 from hermitcrab.core.agent import RELEASE_PATIENCE, START_PATIENCE, AgentSandbox, Attachment
+from hermitcrab.core.finishing import to_its_end
 from hermitcrab.errors import (
     BackendUnavailable,
     HermitcrabWarning,
@@ -205,7 +206,7 @@ class Stay(Generic[C]):
                 provider.name, self._link, lease=lease, patience=START_PATIENCE, attachment=attachment
             )
         except BaseException:
-            await self._link.ended(0)
+            await to_its_end(self._link.ended(0))
             raise
         self._sandbox = sandbox
         self._link.release, self._link.leave = self._end, self._leave
