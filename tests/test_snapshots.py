@@ -18,6 +18,7 @@ import pytest
 
 import hermitcrab
 from hermitcrab import snapshots
+from hermitcrab.agent.program import CHOICE
 from hermitcrab.backends import registry
 from hermitcrab.backends.apptainer import snapshots as apptainer_snapshots
 from hermitcrab.backends.docker import owners
@@ -419,6 +420,23 @@ class TestContainers:
 
 class TestOpening:
     """Where a snapshot may be opened, and what it leaves alone."""
+
+    @pytest.mark.parametrize(("before", "after"), [("python", "c"), ("c", "python")])
+    def test_another_agent_restores_it(
+        self, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        long = "d" * 120
+        monkeypatch.setenv(CHOICE, before)
+        with hermitcrab.open("bubblewrap") as env:
+            say(
+                env,
+                f"cd; mkdir -m 751 {long}; echo mine >{long}/{long}; ln -s {long} link; umask 077; >empty",
+            )
+            id = env.snapshot()
+        monkeypatch.setenv(CHOICE, after)
+        with hermitcrab.open(snapshot=id) as env:
+            told = say(env, "cd; cat link/*; stat -c %a link/. empty; readlink link")
+            assert told == f"mine\n751\n600\n{long}"
 
     def test_nothing_else_needs_to_be_said(self) -> None:
         with hermitcrab.open("bubblewrap", hostname="crab", cwd="/tmp", env={"e": "1"}) as crab:

@@ -1,4 +1,8 @@
-"""Directories of a sandbox as tar files on the host, and back. The host never looks into them."""
+"""Directories of a sandbox as tar files on the host, and back.
+
+All are of the format that an agent's own tools write and take. The host looks into none but those that a
+sandbox's `tar` wrote, to make them so: whoever restores one may have another agent.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,9 @@ from typing import Any, BinaryIO, NamedTuple
 from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.protocols import Tree
 from hermitcrab.errors import TransferError
+from hermitcrab.files.archive import rewritten
 from hermitcrab.files.streams import file_pieces, gathered, in_thread
-from hermitcrab.files.tools import NotThere, Tool, listed
+from hermitcrab.files.tools import NotThere, Tool, has_tools, listed
 
 MOST_BYTES = 64 << 30
 """Of one tree. A sandbox that has been taken over could go on for ever."""
@@ -108,7 +113,8 @@ async def is_empty(sandbox: AgentSandbox, path: str) -> bool:
 def _tar(sandbox: AgentSandbox, tree: Tree) -> AsyncIterator[bytes]:
     named = tree.names is not None
     tool = Tool(f"archive {tree.path}", "pack", ["1" if named else "0", tree.path, *tree.exclude])
-    return tool.output(sandbox, listed(tree.names) if tree.names is not None else None)
+    pieces = tool.output(sandbox, listed(tree.names) if tree.names is not None else None)
+    return pieces if has_tools(sandbox) else rewritten(pieces)
 
 
 async def _written(path: Path, pieces: AsyncIterator[bytes]) -> tuple[int, str]:

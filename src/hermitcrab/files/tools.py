@@ -45,6 +45,11 @@ class NotThere(TransferError):
     """There is nothing at that path."""
 
 
+def has_tools(sandbox: AgentSandbox) -> bool:
+    """Whether its agent has them; else the sandbox's own programs serve."""
+    return sandbox.hello is not None and bool(sandbox.hello.features & Feature.TOOLS)
+
+
 class Tool:
     """One of the tools, with its arguments."""
 
@@ -90,7 +95,7 @@ class Tool:
             warnings.warn(f"{self.purpose}: {_readable(said)}", HermitcrabWarning, stacklevel=2)
 
     async def _start(self, sandbox: AgentSandbox, stdin: bool) -> AgentProcess:
-        if sandbox.hello is not None and sandbox.hello.features & Feature.TOOLS:
+        if has_tools(sandbox):
             words = ["hermitcrab-files", "--files", self.verb, *self.arguments]
             return await sandbox.spawn(words, program=_OWN_PROGRAM, stdin=stdin, env={})
         return await sandbox.spawn(shell.argv(self.verb, self.arguments), stdin=stdin)
