@@ -355,6 +355,16 @@ class TestWhatIsKept:
         assert b"before\nafter\n"[start:] == outcome[1]
         assert (outcome.ended.cause, outcome.ended.code) == (Cause.ENDED, 7)
 
+    def test_a_file_is_written_on_while_clients_change(self, server: Server) -> None:
+        first = server.attach()
+        fds = [Fd(0, INPUT), Fd(1, OUTPUT), Fd(5, FdKind.FILE)]
+        exec_id = first.shell("echo before >&5; echo up; read; echo after >&5", fds=fds)
+        first.wait_output(exec_id, b"up\n")
+        first.leave()
+        second = server.attach()
+        second.send(wire.frame(Ask.CLOSE, exec_id, 0))
+        assert second.wait_gone(exec_id)[5] == b"before\nafter\n"
+
     def test_an_end_is_told_until_it_is_forgotten(self, server: Server) -> None:
         first = server.attach()
         exec_id = first.shell("echo out; echo file >&5; exit 5", fds=[*PLAIN, Fd(5, FdKind.FILE)])

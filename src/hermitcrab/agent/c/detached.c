@@ -157,7 +157,8 @@ static void rewind_channel(struct channel *channel) {
 		channel->passed -= unsure;
 		channel->left += unsure;
 		channel->credit = 0; /* nothing is read from it before somebody wants it */
-		lseek(channel->fd, (off_t)channel->passed, SEEK_SET);
+		if (unsure) /* else it is where it should be, or where the program that still runs writes next */
+			lseek(channel->fd, (off_t)channel->passed, SEEK_SET);
 	} else if (channel->kind == FD_OUTPUT) {
 		channel->credit = OUTPUT_CREDIT; /* and stays so: nobody waits for a client that is not there */
 	}
