@@ -14,7 +14,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 from hermitcrab import snapshots
 from hermitcrab.store import DIRECTORY_VARIABLE, Store
 
-pytest.register_assert_rewrite("hermitcrab.testing")
+pytest.register_assert_rewrite("hermitcrab.testing", "tests.clouds")
 
 # In the background of a script these are ignored, and would be by every program that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,5 +1,5 @@
 """`hermitcrab doctor --probe` and `hermitcrab setup`, as people type them. What a provider's module owes to
-the probe is in tests/clouds/checks.py."""
+the probe is in tests/clouds/starting.py."""
 
 from __future__ import annotations
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import inspect
 import json
 import os
-import pkgutil
 import shlex
 import subprocess
 import sys
@@ -40,6 +37,8 @@ from hermitcrab.errors import (
     SandboxStartError,
     UnsupportedCapability,
 )
+from tests.clouds.provided import exceptions_of, without_meaning
+from tests.clouds.starting import imported
 
 T = TypeVar("T")
 
@@ -48,13 +47,6 @@ PARSED, NOT_PARSED = 1, 2
 """How `msb` ends when it could not do what it was told, and when it did not understand it."""
 PLAIN = MicrosandboxConfig(image="./missing")
 LABELS = {**owned.MARK, owned.OWNER: "boot/4026531836/12/34", "odd": 'a {"b": [1, "c=d"]}'}
-IMPORTING = """
-import sys
-import time
-from hermitcrab.backends import registry
-registry.get('microsandbox')
-print('microsandbox' in sys.modules)
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -282,13 +274,9 @@ class TestSettings:
 
 class TestFailures:
     def test_every_exception_of_the_sdk_has_a_meaning(self) -> None:
-        known, found = failures.meanings(), 0
-        for module in pkgutil.walk_packages(microsandbox.__path__, "microsandbox."):
-            for _, each in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
-                if issubclass(each, Exception) and each.__module__.startswith("microsandbox"):
-                    found += 1
-                    assert any(base in known for base in each.__mro__), each
-        assert found > 20
+        found = exceptions_of(microsandbox)
+        assert len(found) > 20
+        assert without_meaning(found, failures) == []
 
     @pytest.mark.parametrize(
         ("error", "expected", "passing"),
@@ -318,5 +306,4 @@ class TestFailures:
 
 
 def test_it_costs_nothing_before_it_is_used() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert imported("microsandbox", "microsandbox") == []

@@ -3,25 +3,13 @@ user sees of it."""
 
 from __future__ import annotations
 
-import asyncio
-import importlib
-import inspect
-import os
-import pkgutil
-import re
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from vercel import sandbox as sdk
+from vercel import sandbox
 
 import hermitcrab
 from hermitcrab.backends import vercel as backend
@@ -38,8 +26,11 @@ from hermitcrab.errors import (
 )
 from hermitcrab.testing.inside import PATIENCE, meanwhile, read_until, say, soon
 from tests.clouds import vercel as wire
-from tests.clouds.checks import Calls, Checks, emptied, ran
+from tests.clouds.keeping import Keeping
+from tests.clouds.losing import Losing, LosingInput
+from tests.clouds.provided import KEPT, Calls, Provided, count, fresh, lost, ran, without_meaning
 from tests.clouds.running import Cloud
+from tests.clouds.starting import Starting
 
 CREATE = "POST /api/v3/sandboxes$"
 INPUT = "/stdin$"
@@ -48,80 +39,52 @@ SNAPSHOT = "POST .*/snapshot$"
 END = "DELETE /api/v2/sandboxes/"
 ASK = "GET /api/v2/sandboxes/hermitcrab-"
 TRANSPORT = (httpx2.ConnectError, httpx2.ReadTimeout, httpx2.RemoteProtocolError, httpx2.StreamClosed)
-KEPT: Any = {"persistent_filesystem": True, "task_id": "kept"}
 
-CRASHING = """
-import sys, hermitcrab
-env = hermitcrab.open('vercel', task_id='crash')
-print(env.sandbox_id, flush=True)
-sys.stdin.read()
-"""
-IMPORTING = """
-import sys, hermitcrab
-from hermitcrab.backends import registry
-registry.get('vercel')
-print('vercel.sandbox' in sys.modules)
-"""
+cloud = fresh("vercel", unset=["VERCEL_OIDC_TOKEN"])
 
 
-@pytest.fixture
-def cloud(quiet_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    monkeypatch.delenv("VERCEL_OIDC_TOKEN", raising=False)
-    with emptied("vercel", monkeypatch) as cloud:
-        yield cloud
+class OfVercel(Provided):
+    backend, title, sdk, package = "vercel", "Vercel", sandbox, "vercel-sandbox"
+    environment = hermitcrab.VercelSandboxEnvironment
+    secret = "VERCEL_TOKEN"
+    failed = "Vercel: HTTP {status}: {words}"
+    unstarted = "Vercel: HTTP 500: no way in"
+    gone = "is gone at Vercel: somebody removed it"
+    made_from = wire.DEFAULT_IMAGE
+    calls = Calls(create=CREATE, end=END, start="POST .*/cmd$", stream=STREAM, snapshot=SNAPSHOT)
+
+    def break_pipe(self, cloud: Cloud) -> None:
+        cloud.fault(STREAM, status=404)
+        super().break_pipe(cloud)
 
 
-def count(cloud: Cloud, pattern: str) -> int:
-    return sum(bool(re.search(pattern, call)) for call in cloud.calls())
-
-
-def lost(env: hermitcrab.Environment) -> None:
-    """Wait until that is known here."""
-    soon(lambda: bool(env._session.sandbox.lost))
-
-
-class TestStart:
-    def test_a_rate_limit_is_waited_for_and_a_lost_answer_makes_no_second_sandbox(self, cloud: Cloud) -> None:
-        cloud.fault(CREATE, status=429, headers={"Retry-After": "1"})
-        cloud.fault(CREATE, status=500, afterwards=True)
-        cloud.fault(CREATE, cut_after=0)
-        began = time.monotonic()
-        with hermitcrab.VercelSandboxEnvironment() as env:
-            assert time.monotonic() - began >= 1
-            assert say(env, "echo fine") == "fine"
-            assert len(cloud.boxes()) == 1
-        assert count(cloud, CREATE) == 4
-        assert cloud.boxes() == []
-
-    @pytest.mark.parametrize("status", [429, 500])
-    def test_it_gives_up_after_three_more_attempts(self, cloud: Cloud, status: int) -> None:
-        cloud.fault(CREATE, status=status, times=9, message="the cupboard is bare")
-        with pytest.raises(SandboxStartError, match=f"Vercel: HTTP {status}: the cupboard is bare"):
-            hermitcrab.open("vercel")
-        assert count(cloud, CREATE) == 4
+class TestStart(OfVercel, Starting):
+    explained_by, exceptions = failures, 15
+    elsewhere = r".*\.(__main__|_[A-Z]\w*)$"
+    development = True
 
     def test_what_stays_wrong_fails_at_once(self, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(SandboxStartError, match="Image 'no-such' was not found"):
             hermitcrab.open("vercel:no-such")
         with pytest.raises(SandboxStartError, match="timeout restricted to <= 45m"):
-            hermitcrab.open("vercel", max_lifetime=3600)
-        assert count(cloud, CREATE) == 2
+            self.open(max_lifetime=3600)
+        assert self.made(cloud) == 2
         monkeypatch.setenv("VERCEL_TOKEN", "vcp_secret")
         with pytest.raises(BackendUnavailable, match=r"refused the token in VERCEL_TOKEN.*tokens") as caught:
-            hermitcrab.open("vercel")
+            self.open()
         assert "vcp_secret" not in str(caught.value)
 
     def test_a_machine_that_does_not_come_up(self, cloud: Cloud) -> None:
         with pytest.raises(SandboxStartError, match=r"starting a sandbox at Vercel took longer than 2 s"):
-            hermitcrab.open("vercel", image=wire.PENDING, start_timeout=2)
+            self.open(image=wire.PENDING, start_timeout=2)
         assert count(cloud, ASK) >= 1
         with pytest.raises(SandboxStartError, match=r"reached terminal state .*failed"):
-            hermitcrab.open("vercel", image=wire.BROKEN)
+            self.open(image=wire.BROKEN)
         assert [box["made_from"] for box in cloud.boxes()] == [wire.PENDING]
 
     def test_what_is_set_arrives(self, cloud: Cloud) -> None:
         options: Any = {"runtime": "node24", "network": False, "task_id": "t1", "cpu": 4, "memory": 8192}
-        with hermitcrab.open("vercel", cwd="~/made", **options) as env:
+        with self.open(cwd="~/made", **options) as env:
             box = cloud.box()
             assert box["labels"]["hermitcrab.task"] == "t1"
             assert box["made_from"] == "vercel/sandbox/node:24"
@@ -165,11 +128,11 @@ class TestStart:
         assert image(RestoredConfig(image="mine", snapshot="snap_1")) is None
 
 
-class TestBytes:
+class TestBytes(OfVercel):
     def test_output_is_exact_where_characters_break(self, cloud: Cloud) -> None:
         """Every byte at every place in a record, as the frames around it move it."""
         data = bytes(range(256)) * 3000 + "é日本🦀".encode() * 5000
-        with hermitcrab.open("vercel") as env:
+        with self.open() as env:
             env.files.write("/tmp/data", data)
             assert say(env, "sha256sum </tmp/data | cut -d' ' -f1") == sha256(data).hexdigest()
             assert env.files.read("/tmp/data") == data
@@ -178,10 +141,12 @@ class TestBytes:
             assert (apart.stdout, apart.stderr) == ("out", "é")
 
 
-class TestLoss:
+class TestLoss(OfVercel, Losing, LosingInput):
+    input = INPUT
+
     def test_a_stream_that_is_cut_in_the_middle_goes_on(self, cloud: Cloud) -> None:
         """The SDK asks for the output again, from the start, and hands on what it has not yet."""
-        with hermitcrab.open("vercel") as env:
+        with self.open() as env:
             say(env, "seq 20000; touch /tmp/ran")
             streamed = env.stream("echo once >>/tmp/ran; seq 5000; read -r line; seq 5001 9000", stdin=True)
             read_until(streamed, "5000")
@@ -196,30 +161,15 @@ class TestLoss:
         assert count(cloud, STREAM) == 3
 
     def test_input_that_was_turned_away_or_whose_answer_was_lost_arrives_once(self, cloud: Cloud) -> None:
-        with hermitcrab.open("vercel") as env:
+        with self.open() as env:
             for fault in ({"status": 429}, {"status": 503, "afterwards": True}, {"cut_after": 0}):
                 cloud.fault(INPUT, **fault)
                 assert say(env, "echo once >>/tmp/ran; cat", stdin_data=b"exact") == "exact"
             assert ran(env, "once") == 3
             assert env.sandbox_id == cloud.box()["id"]
 
-    def test_input_of_unknown_fate_is_not_sent_again(self, cloud: Cloud) -> None:
-        with hermitcrab.open("vercel") as env:
-            say(env, "v=kept; touch /tmp/ran")
-            cloud.fault(INPUT, status=500, afterwards=True)
-            with pytest.raises(SandboxLost):
-                env.execute("echo once >>/tmp/ran; sleep 600", timeout=PATIENCE)
-            assert say(env, "echo $v") == "kept"
-            assert ran(env, "once") <= 1
-            cloud.fault(INPUT, status=500)
-            with pytest.raises(SandboxLost):
-                env.execute("echo never >>/tmp/ran", timeout=PATIENCE)
-            assert ran(env, "never") == 0
-            # Nothing of the lost agents is left; one `sleep` is the sandbox's own.
-            soon(lambda: say(env, "pgrep -c sleep") == "1" and cloud.box()["programs"] == 1)
-
     def test_a_sandbox_that_stopped_is_not_resumed_without_its_files(self, cloud: Cloud) -> None:
-        with hermitcrab.open("vercel") as env:
+        with self.open() as env:
             first = env.sandbox_id
             say(env, "v=kept; cd /usr; echo old >/tmp/mine")
             (fork,) = env.fork()
@@ -239,14 +189,14 @@ class TestLoss:
             ):
                 assert say(env, "echo $v; pwd; ls /tmp") == "kept\n/usr"
             assert env.sandbox_id == cloud.box()["id"] != first
-        with hermitcrab.open("vercel", snapshot=kept) as env:
+        with self.open(snapshot=kept) as env:
             assert say(env, "cat /tmp/mine; echo $v") == "old\nkept"
         assert cloud.boxes() == []
         hermitcrab.forget_snapshot(kept)
         assert cloud.snapshots() == []
 
     def test_a_sandbox_that_stops_under_a_command(self, cloud: Cloud) -> None:
-        with hermitcrab.open("vercel") as env, meanwhile(env, "touch /tmp/up; sleep 600") as future:
+        with self.open() as env, meanwhile(env, "touch /tmp/up; sleep 600") as future:
             soon(lambda: env.execute("test -e /tmp/up").returncode == 0)
             cloud.stop(env.sandbox_id)
             error = future.exception(PATIENCE)
@@ -255,7 +205,7 @@ class TestLoss:
 
     def test_a_command_meets_a_session_that_is_over(self, cloud: Cloud) -> None:
         """Before we know: the SDK would resume a sandbox and run the command there."""
-        with hermitcrab.open("vercel", **KEPT) as env:
+        with self.open(**KEPT) as env:
             say(env, "v=kept; touch /tmp/ran")
             cloud.fault(STREAM, pending=True)
             cloud.cut(STREAM)
@@ -269,7 +219,7 @@ class TestLoss:
             env._async._keeper = None
 
     def test_a_provider_that_is_down_when_the_sandbox_is_needed(self, cloud: Cloud) -> None:
-        with hermitcrab.open("vercel", **KEPT) as env:
+        with self.open(**KEPT) as env:
             say(env, "v=kept; echo mine >~/file")
             cloud.expire(env.sandbox_id)
             lost(env)
@@ -282,19 +232,10 @@ class TestLoss:
             env._async._keeper = None
         assert (cloud.boxes(), cloud.snapshots()) == ([], [])  # nothing of Vercel's own either
 
-    def test_a_sandbox_that_cannot_be_ended_ends_by_itself(
-        self, cloud: Cloud, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        env = hermitcrab.open("vercel")
-        cloud.fault(END, status=500, times=9)
-        env.cleanup()
-        assert f"the sandbox {env.sandbox_id} was not removed, and ends by itself in 300 s" in caplog.text
-        assert cloud.box()["expires"] <= time.time() + LEAST + 1
 
-
-class TestLife:
+class TestLife(OfVercel):
     def test_it_is_never_shorter_than_a_commands(self, cloud: Cloud) -> None:
-        with hermitcrab.open("vercel") as env:
+        with self.open() as env:
             assert time.time() + LEAST - 10 <= cloud.box()["expires"] <= time.time() + LEAST + 1
             env.execute("true", timeout=1800)
             soon(lambda: cloud.box()["expires"] >= time.time() + 1800)
@@ -302,32 +243,15 @@ class TestLife:
             assert env.execute("true", timeout=7200).returncode == 0
             assert cloud.box()["expires"] <= time.time() + wire.LONGEST_LIFE / 1000
 
-    def test_nothing_outlives_a_killed_program_for_long(self, cloud: Cloud) -> None:
-        program = subprocess.Popen(
-            [sys.executable, "-c", CRASHING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert program.stdout is not None
-        id = program.stdout.readline().strip()
-        with hermitcrab.open("vercel") as env, hermitcrab.open("vercel"):  # more than Vercel lists at once
-            assert backend.BACKEND.sandboxes is not None
-            (of_program,) = [each for each in backend.BACKEND.sandboxes() if each.id == id]
-            assert (of_program.task, of_program.owner) == ("crash", f"pid {program.pid}")
-            program.send_signal(signal.SIGKILL)
-            program.communicate()
-            assert backend.BACKEND.reap is not None
-            assert [(each.id, each.orphaned) for each in backend.BACKEND.reap()] == [(id, True)]
-            assert env.sandbox_id in [box["id"] for box in cloud.boxes()]
-            assert len(cloud.boxes()) == 2
 
-
-class TestPersistence:
-    def test_a_task_goes_on(self, cloud: Cloud) -> None:
-        with hermitcrab.open("vercel", **KEPT) as env:
+class TestPersistence(OfVercel, Keeping):
+    def test_what_was_made_and_nobody_heard_of_is_removed(self, cloud: Cloud) -> None:
+        with self.open(**KEPT) as env:
             say(env, "echo mine >~/file; v=kept")
             cloud.fault(SNAPSHOT, status=500, afterwards=True)  # it was made, and the answer lost
             cloud.calls(forget=True)
         assert (count(cloud, SNAPSHOT), len(cloud.snapshots()), cloud.boxes()) == (1, 1, [])
-        with hermitcrab.open("vercel", **KEPT) as env:
+        with self.open(**KEPT) as env:
             assert say(env, "cat ~/file; echo $v") == "mine\nkept"
             # As a program does that is killed before it hears what the snapshot is called.
             loop.run(backend._VERCEL.keep(env.sandbox_id, ""))
@@ -335,24 +259,6 @@ class TestPersistence:
             say(env, "echo more >>~/file")
             assert len(cloud.snapshots()) == 2
         assert len(cloud.snapshots()) == 1  # the one before it was replaced, and nobody knows the other
-        for snapshot in cloud.snapshots():
-            cloud.expire_snapshot(snapshot)
-        with pytest.warns(HermitcrabWarning, match="begins anew"):
-            env = hermitcrab.open("vercel", **KEPT)
-        assert say(env, "ls ~") == ""
-        cloud.fault(SNAPSHOT, status=500, times=9)
-        with pytest.warns(HermitcrabWarning, match="the task was not kept"):
-            env.cleanup()
-        assert cloud.boxes() == []
-
-
-class TestShared(Checks):
-    backend = "vercel"
-    calls = Calls(create=CREATE, end=END, stream=STREAM, snapshot=SNAPSHOT)
-
-    def break_pipe(self, cloud: Cloud) -> None:
-        cloud.fault(STREAM, status=404)
-        super().break_pipe(cloud)
 
 
 class TestDoctor:
@@ -366,14 +272,6 @@ class TestDoctor:
         assert "https://vercel.com/account/settings/tokens" in health.hint
         assert backend.BACKEND.sandboxes is not None
         assert backend.BACKEND.sandboxes() == []
-        monkeypatch.setitem(sys.modules, "vercel.sandbox", None)
-        health = backend.BACKEND.check()
-        assert (health.usable, health.detail) == (
-            False,
-            "the Python package vercel-sandbox is not installed",
-        )
-        with pytest.raises(BackendUnavailable, match=r"pip install 'hermitcrab\[vercel\]'"):
-            hermitcrab.open("vercel")
 
     def test_a_token_is_asked_about_and_nothing_is_made(
         self, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
@@ -390,59 +288,14 @@ class TestDoctor:
 
 
 class TestFailures:
-    def test_every_exception_of_the_sdk_has_a_meaning(self) -> None:
-        known, found = failures.meanings(), set()
-        for module in pkgutil.walk_packages(sdk.__path__, "vercel.sandbox."):
-            if module.name.endswith("__main__"):
-                continue
-            for name, each in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
-                own = each.__module__.startswith("vercel.sandbox") and not name.startswith("_")
-                if issubclass(each, Exception) and own:
-                    found.add(each)
-                    assert any(base in known for base in each.__mro__), each
-        assert len(found) > 15
-        assert all(any(base in known for base in each.__mro__) for each in TRANSPORT)
-
     def test_what_happened_decides_what_is_told(self) -> None:
+        assert without_meaning(TRANSPORT, failures) == []
         assert isinstance(
-            failures.understood(sdk.SandboxStreamError("x", code="sandbox_stopped")).error, SandboxLost
+            failures.understood(sandbox.SandboxStreamError("x", code="sandbox_stopped")).error, SandboxLost
         )
-        closed = failures.understood(sdk.SandboxStreamError("x", code="sandbox_stream_closed"))
+        closed = failures.understood(sandbox.SandboxStreamError("x", code="sandbox_stream_closed"))
         assert closed.passing
-        assert not failures.understood(sdk.SandboxStdinError("x", cause=OSError("cut"))).passing
+        assert not failures.understood(sandbox.SandboxStdinError("x", cause=OSError("cut"))).passing
         odd = failures.understood(KeyError("odd"))
         assert "KeyError: 'odd'" in str(odd.error)
         assert not odd.passing
-
-
-def test_the_documentations_examples_run(cloud: Cloud) -> None:
-    text = (Path(__file__).parent.parent / "docs" / "vercel.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    command = [sys.executable, "-X", "dev", "-W", "error", "-c", example]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "hello\ncrab\n\n"
-    assert "Warning" not in done.stderr
-    assert cloud.boxes() == []
-
-
-def test_it_costs_nothing_before_it_is_used() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "False\n"
-
-
-def test_no_thread_per_command_and_no_secret_inside(cloud: Cloud) -> None:
-    async def many() -> None:
-        async with await hermitcrab.aopen("vercel") as env:
-            before = threading.active_count()
-            started = [env.start("sleep 600") for _ in range(8)]
-            async with asyncio.timeout(PATIENCE):
-                while (await env.execute("pgrep -c sleep")).output.strip() != "9":
-                    pass
-            assert threading.active_count() <= before
-            assert len(started) == 8
-            assert os.environ["VERCEL_TOKEN"] not in (await env.execute("env")).output + repr(env.state)
-
-    asyncio.run(many())
-    assert cloud.boxes() == []

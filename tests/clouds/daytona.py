@@ -9,9 +9,9 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any
 
 import daytona_api_client_async as models
 import daytona_toolbox_api_client_async as toolbox
@@ -19,12 +19,13 @@ import socketio  # type: ignore[import-untyped]
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import WebSocketRoute
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tests.clouds import server
 from tests.clouds.engine import HOMES, USER, Box, Engine
+from tests.clouds.rest import Refused, RestProvider, parameters, read, refuse_unknown
 from tests.clouds.terminals import Terminal
 
 KEY = "dtn_" + "0" * 40
@@ -45,24 +46,7 @@ KNOWN = {
 }
 
 
-class Refused(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class Model(Protocol):
-    additional_properties: dict[str, Any]
-
-    @classmethod
-    def from_dict(cls, obj: dict[str, Any] | None) -> Self | None: ...
-
-
-M = TypeVar("M", bound=Model)
-Answer = Callable[[Request], Awaitable[Response]]
-
-
-class Daytona(server.Provider):
+class Daytona(RestProvider):
     name = "daytona"
 
     def __init__(self, engine: Engine) -> None:
@@ -77,7 +61,6 @@ class Daytona(server.Provider):
         self._terminals: dict[tuple[str, str], Terminal] = {}
         self._events = socketio.AsyncServer(async_mode="asgi")
         self._events.on("connect", self._greeted)
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def variables(self, url: str) -> Mapping[str, str]:
         self._url = url
@@ -91,10 +74,7 @@ class Daytona(server.Provider):
         return json.dumps(error.to_dict()).encode()
 
     def application(self) -> ASGIApp:
-        def route(method: str, path: str, handler: Answer) -> Route:
-            return Route(path, self._answer(handler), methods=[method])
-
-        sandbox, tools = "/api/sandbox/{id}", "/toolbox/{id}"
+        route, sandbox, tools = self.route, "/api/sandbox/{id}", "/toolbox/{id}"
         rest = Starlette(
             routes=[
                 route("POST", "/api/sandbox", self.create),
@@ -118,27 +98,17 @@ class Daytona(server.Provider):
         both: ASGIApp = socketio.ASGIApp(self._events, rest, socketio_path="/api/socket.io")
         return both
 
-    def _answer(self, handler: Answer) -> Answer:
-        async def answer(request: Request) -> Response:
-            try:
-                if request.headers.get("authorization") != f"Bearer {KEY}":
-                    raise Refused(401, "Invalid credentials")
-                return await handler(request)
-            except Refused as refused:
-                body = self.refusal(refused.status, str(refused))
-                return Response(body, refused.status, media_type="application/json")
-
-        return answer
+    def authorize(self, request: Request) -> None:
+        if request.headers.get("authorization") != f"Bearer {KEY}":
+            raise Refused(401, "Invalid credentials")
 
     async def _greeted(self, sid: str, environ: Mapping[str, Any], auth: Mapping[str, str]) -> None:
         if auth.get("token") != KEY:
             raise socketio.exceptions.ConnectionRefusedError("Invalid credentials")
 
     async def create(self, request: Request) -> Response:
-        body = await _read(models.CreateSandbox, request)
-        unknown = [name for name in body.model_fields_set - KNOWN if getattr(body, name)]
-        if unknown:
-            raise Refused(400, f"this server does not know {', '.join(unknown)}")
+        body = await read(models.CreateSandbox, request)
+        refuse_unknown((name for name in body.model_fields_set if getattr(body, name)), KNOWN)
         if body.name in [box.settings.get("name") for box in self.engine.boxes.values()]:
             raise Refused(409, f"Sandbox with name {body.name} already exists")
         if body.user not in (None, *HOMES):
@@ -187,9 +157,7 @@ class Daytona(server.Provider):
         if image in states:
             self._pretended[box.id] = states[image]
         if image == SLOW:
-            task = asyncio.create_task(self._built(box))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self.engine.begin(self._built(box))
 
     async def _built(self, box: Box) -> None:
         await asyncio.sleep(0.3)
@@ -199,8 +167,7 @@ class Daytona(server.Provider):
         await self._events.emit("sandbox.state.updated", news)
 
     async def list(self, request: Request) -> Response:
-        if given := request.query_params.keys() - {"labels", "limit", "cursor"}:
-            raise Refused(400, f"this server does not know {', '.join(given)}")
+        parameters(request, "labels", "limit", "cursor")
         wanted = json.loads(request.query_params.get("labels", "{}"))
         boxes = [
             box
@@ -262,7 +229,7 @@ class Daytona(server.Provider):
         self.engine.live(box, minutes * 60)
 
     async def snapshot(self, request: Request) -> Response:
-        box, body = self._box(request), await _read(models.CreateSandboxSnapshot, request)
+        box, body = self._box(request), await read(models.CreateSandboxSnapshot, request)
         if body.include_memory:
             raise Refused(400, "this server keeps files only")
         if body.name in self._snapshots:
@@ -271,9 +238,10 @@ class Daytona(server.Provider):
         return self._told(box)
 
     async def snapshots(self, request: Request) -> Response:
-        if given := request.query_params.keys() - {"limit"}:
-            raise Refused(400, f"this server does not know {', '.join(given)}")
-        found = [self._snapshot(name) for name in self._snapshots]
+        parameters(request, "limit")
+        found = [
+            self._snapshot(name) for name, kept in self._snapshots.items() if kept in self.engine.snapshots
+        ]
         page = models.PaginatedSnapshots(items=found, total=len(found), page=1, total_pages=1)
         return Response(page.to_json(), media_type="application/json")
 
@@ -439,15 +407,6 @@ def _environment(socket: WebSocket) -> dict[str, str]:
             found: dict[str, str] = json.loads(base64.urlsafe_b64decode(encoded))
             return found
     return {}
-
-
-async def _read(model: type[M], request: Request) -> M:
-    body = model.from_dict(json.loads(await request.body()))
-    if body is None:
-        raise Refused(400, "a body is missing")
-    if body.additional_properties:
-        raise Refused(400, f"this server does not know {', '.join(body.additional_properties)}")
-    return body
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from connectrpc.code import Code
@@ -29,6 +29,7 @@ from starlette.types import ASGIApp
 
 from tests.clouds import server
 from tests.clouds.engine import HOMES, Box, Engine, NoSuchDirectory, NoSuchProcess, Program
+from tests.clouds.rest import Refused, RestProvider, parameters, read, refuse_unknown
 
 KEY = "e2b_" + "0" * 40
 TEMPLATES = {"base": (2, 512), "large": (8, 8192)}
@@ -37,24 +38,7 @@ LONGEST_LIFE = 3600
 ENVD_VERSION = "0.6.4"
 
 
-class Refused(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class Model(Protocol):
-    additional_properties: dict[str, Any]
-
-    @classmethod
-    def from_dict(cls, src_dict: Mapping[str, Any]) -> Self: ...
-
-
-M = TypeVar("M", bound=Model)
-Answer = Callable[[Request], Awaitable[Response]]
-
-
-class E2B(server.Provider):
+class E2B(RestProvider):
     name = "e2b"
 
     def __init__(self, engine: Engine) -> None:
@@ -74,37 +58,28 @@ class E2B(server.Provider):
         )
         return Starlette(
             routes=[
-                Route("/v2/sandboxes", self._answer(self.create), methods=["POST"]),
-                Route("/v2/sandboxes", self._answer(self.list), methods=["GET"]),
-                Route("/v2/sandboxes/{id}/connect", self._answer(self.connect), methods=["POST"]),
-                Route("/sandboxes/{id}", self._answer(self.get), methods=["GET"]),
-                Route("/sandboxes/{id}", self._answer(self.kill), methods=["DELETE"]),
-                Route("/sandboxes/{id}/timeout", self._answer(self.timeout), methods=["POST"]),
-                Route("/sandboxes/{id}/snapshots", self._answer(self.snapshot), methods=["POST"]),
-                Route("/snapshots", self._answer(self.snapshots), methods=["GET"]),
-                Route("/templates/{id}", self._answer(self.delete_snapshot), methods=["DELETE"]),
+                self.route("POST", "/v2/sandboxes", self.create),
+                self.route("GET", "/v2/sandboxes", self.list),
+                self.route("POST", "/v2/sandboxes/{id}/connect", self.connect),
+                self.route("GET", "/sandboxes/{id}", self.get),
+                self.route("DELETE", "/sandboxes/{id}", self.kill),
+                self.route("POST", "/sandboxes/{id}/timeout", self.timeout),
+                self.route("POST", "/sandboxes/{id}/snapshots", self.snapshot),
+                self.route("GET", "/snapshots", self.snapshots),
+                self.route("DELETE", "/templates/{id}", self.delete_snapshot),
                 Route("/health", self.health, methods=["GET"]),
                 Mount("/", processes),
             ]
         )
 
-    def _answer(self, handler: Answer) -> Answer:
-        async def answer(request: Request) -> Response:
-            try:
-                if request.headers.get("x-api-key") != KEY:
-                    raise Refused(401, "Invalid API key")
-                return await handler(request)
-            except Refused as refused:
-                body = self.refusal(refused.status, str(refused))
-                return Response(body, refused.status, media_type="application/json")
-
-        return answer
+    def authorize(self, request: Request) -> None:
+        if request.headers.get("x-api-key") != KEY:
+            raise Refused(401, "Invalid API key")
 
     async def create(self, request: Request) -> Response:
-        body = await _read(models.NewSandboxV2, request)
-        unknown = {"network", "mcp", "iam", "volume_mounts", "auto_resume"}
-        if given := [name for name in unknown if getattr(body, name)]:
-            raise Refused(400, f"this server does not know {', '.join(given)}")
+        body = await read(models.NewSandboxV2, request)
+        unknown = ("network", "mcp", "iam", "volume_mounts", "auto_resume")
+        refuse_unknown(name for name in unknown if getattr(body, name))
         template = body.template_id.partition(":")[0]
         if template not in TEMPLATES and template not in self.engine.snapshots:
             raise Refused(404, f"template '{body.template_id}' not found")
@@ -120,9 +95,7 @@ class E2B(server.Provider):
         return JSONResponse(_sandbox(self._box(self._made[key])).to_dict(), 201)
 
     async def list(self, request: Request) -> Response:
-        known = {"metadata", "state", "limit", "nextToken", "order"}
-        if given := request.query_params.keys() - known:
-            raise Refused(400, f"this server does not know {', '.join(given)}")
+        parameters(request, "metadata", "state", "limit", "nextToken", "order")
         pairs = parse_qsl(request.query_params.get("metadata", ""))
         wanted = {unquote(name): unquote(value) for name, value in pairs}
         boxes = [box for box in self.engine.boxes.values() if wanted.items() <= dict(box.labels).items()]
@@ -138,7 +111,7 @@ class E2B(server.Provider):
         return JSONResponse(_detail(self._box(request.path_params["id"])).to_dict())
 
     async def connect(self, request: Request) -> Response:
-        body = await _read(models.ConnectSandboxV2, request)
+        body = await read(models.ConnectSandboxV2, request)
         box = self._box(request.path_params["id"])
         resumed = box.state != "running"
         if resumed:
@@ -151,20 +124,19 @@ class E2B(server.Provider):
         return Response(status_code=204)
 
     async def timeout(self, request: Request) -> Response:
-        body = await _read(models.SandboxTimeoutRequest, request)
+        body = await read(models.SandboxTimeoutRequest, request)
         self._live(self._box(request.path_params["id"]), body.timeout)
         return Response(status_code=204)
 
     async def snapshot(self, request: Request) -> Response:
-        body = await _read(models.SandboxSnapshotRequest, request)
+        body = await read(models.SandboxSnapshotRequest, request)
         if body.memory is not False:
             raise Refused(400, "this server keeps files only")
         id = await self.engine.snapshot(self._box(request.path_params["id"]))
         return JSONResponse(_snapshot(id).to_dict(), 201)
 
     async def snapshots(self, request: Request) -> Response:
-        if given := request.query_params.keys() - {"name", "limit"}:
-            raise Refused(400, f"this server does not know {', '.join(given)}")
+        parameters(request, "name", "limit")
         found = map(_snapshot, self.engine.snapshots)
         name = request.query_params.get("name", "")
         return JSONResponse([each.to_dict() for each in found if name in ("", each.snapshot_id)])
@@ -322,13 +294,6 @@ def _user(ctx: RequestContext[Any, Any]) -> str:
 
 def _gone() -> Response:
     return JSONResponse({"message": "The sandbox was not found", "code": 502}, 502)
-
-
-async def _read(model: type[M], request: Request) -> M:
-    body = model.from_dict(json.loads(await request.body()))
-    if body.additional_properties:
-        raise Refused(400, f"this server does not know {', '.join(body.additional_properties)}")
-    return body
 
 
 def _token(box: Box) -> str:

@@ -12,9 +12,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests import engines
 
@@ -221,7 +222,11 @@ class Engine:
 
     def _expired(self, box: Box) -> None:
         ending = self.vanish(box) if box.on_expiry == "vanish" else self.stop(box, "paused")
-        task = asyncio.get_running_loop().create_task(ending)
+        self.begin(ending)
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it meanwhile."""
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -14,7 +14,7 @@ import re
 import signal
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tests.clouds import server
 from tests.clouds.engine import Box, Engine, NoSuchDirectory, Program
+from tests.clouds.rest import Refused, RestProvider, refuse_unknown
 
 TOKEN = "five-calls-token"
 _CREATE = {
@@ -38,12 +38,6 @@ _START = {"execId", "command", "timeoutMs", "stdinData", "cwd"}
 _RUN = 'exec 2>&1; exec prlimit --locks="$0": -- bash -c "$1"'
 _FIRST_MARK = 1 << 40
 _RAW = "raw:"
-
-
-class Refused(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass
@@ -58,10 +52,7 @@ class Exec:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-Answer = Callable[[Request], Awaitable[Response]]
-
-
-class FiveCalls(server.Provider):
+class FiveCalls(RestProvider):
     name = "five_calls"
 
     def __init__(self, engine: Engine) -> None:
@@ -72,7 +63,6 @@ class FiveCalls(server.Provider):
         self._snapshots: dict[str, str] = {}
         """Logical key -> the latest snapshot."""
         self._marks = itertools.count(_FIRST_MARK + os.getpid() * 1000)
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def variables(self, url: str) -> Mapping[str, str]:
         return {
@@ -91,27 +81,19 @@ class FiveCalls(server.Provider):
         execs = "/v1/sandboxes/{id}/execs"
         return Starlette(
             routes=[
-                Route("/v1/sandboxes", self._answer(self.create), methods=["POST"]),
-                Route(execs, self._answer(self.start), methods=["POST"]),
-                Route(execs + "/{exec_id}", self._answer(self.poll), methods=["GET"]),
-                Route(execs + "/{exec_id}/cancel", self._answer(self.cancel), methods=["POST"]),
-                Route("/v1/sandboxes/{id}/terminate", self._answer(self.terminate), methods=["POST"]),
+                self.route("POST", "/v1/sandboxes", self.create),
+                self.route("POST", execs, self.start),
+                self.route("GET", execs + "/{exec_id}", self.poll),
+                self.route("POST", execs + "/{exec_id}/cancel", self.cancel),
+                self.route("POST", "/v1/sandboxes/{id}/terminate", self.terminate),
             ]
         )
 
-    def _answer(self, handler: Answer) -> Answer:
-        async def answer(request: Request) -> Response:
-            try:
-                if request.headers.get("authorization") != f"Bearer {TOKEN}":
-                    raise Refused(401, "unknown token")
-                if request.url.query:
-                    raise Refused(400, f"this server knows no {request.url.query}")
-                return await handler(request)
-            except Refused as refused:
-                body = self.refusal(refused.status, str(refused))
-                return Response(body, refused.status, media_type="application/json")
-
-        return answer
+    def authorize(self, request: Request) -> None:
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            raise Refused(401, "unknown token")
+        if request.url.query:
+            raise Refused(400, f"this server knows no {request.url.query}")
 
     async def create(self, request: Request) -> Response:
         body = await _read(request, _CREATE, _CREATE - {"diskMiB"})
@@ -167,9 +149,7 @@ class FiveCalls(server.Provider):
             self._follow(exec, program),
             self._limit(exec, body["timeoutMs"] / 1000),
         ):
-            task = asyncio.create_task(work)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self.engine.begin(work)
 
     async def _feed(self, program: Program, data: bytes) -> None:
         await program.write(data)
@@ -231,8 +211,7 @@ class FiveCalls(server.Provider):
 
 async def _read(request: Request, known: set[str], needed: set[str]) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(await request.body())
-    if unknown := body.keys() - known:
-        raise Refused(400, f"this server knows no {', '.join(sorted(unknown))}")
+    refuse_unknown(body, known)
     if missing := needed - body.keys():
         raise Refused(400, f"{', '.join(sorted(missing))} must be given")
     return body

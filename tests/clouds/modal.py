@@ -306,7 +306,6 @@ class Router:
 
     def __init__(self, modal: Modal) -> None:
         self._modal = modal
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def TaskExecStart(
         self, message: router_pb2.TaskExecStartRequest, metadata: Metadata
@@ -325,9 +324,7 @@ class Router:
             )
             sandbox.execs[message.exec_id] = Exec(program)
             self._modal.used(sandbox)
-            task = asyncio.create_task(self._follow(sandbox, message.exec_id))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._modal.engine.begin(self._follow(sandbox, message.exec_id))
         return router_pb2.TaskExecStartResponse()
 
     async def _follow(self, sandbox: Sandbox, id: str) -> None:

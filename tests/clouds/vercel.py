@@ -11,7 +11,7 @@ import base64
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount
 from starlette.types import ASGIApp
 from vercel.sandbox._internal import api_client as models
 from vercel.sandbox._internal.models import SandboxStatus
@@ -27,6 +27,7 @@ from vercel.sandbox._internal.models import SandboxStatus
 from tests.clouds import server
 from tests.clouds.commands import Command
 from tests.clouds.engine import Box, Engine, NoSuchDirectory, NoSuchProcess
+from tests.clouds.rest import Refused, RestProvider, parameters, refuse_unknown
 
 TOKEN, TEAM, PROJECT = "vcp_" + "0" * 40, "team_0", "prj_0"
 DEFAULT_IMAGE = "vercel/sandbox/universal"
@@ -36,15 +37,6 @@ IMAGES = {DEFAULT_IMAGE, "vercel/sandbox/node:24", "vercel/sandbox/python:3.14",
 LONGEST_LIFE = 45 * 60_000
 MOST_CPUS = 8
 MOST_TAGS = 5
-
-Answer = Callable[[Request], Awaitable[Response]]
-
-
-class Refused(Exception):
-    def __init__(self, status: int, code: str, message: str, **more: object) -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = {"error": {"code": code, "message": message, **more}}
 
 
 @dataclass
@@ -73,7 +65,7 @@ class Sandbox:
         return unready.get(self.box.made_from, SandboxStatus.RUNNING)
 
 
-class Vercel(server.Provider):
+class Vercel(RestProvider):
     name = "vercel"
 
     def __init__(self, engine: Engine) -> None:
@@ -92,7 +84,11 @@ class Vercel(server.Provider):
         }
 
     def refusal(self, status: int, message: str) -> bytes:
-        return json.dumps({"error": {"code": "ordered", "message": message}}).encode()
+        return self.told(Refused(status, message, "ordered"))
+
+    def told(self, refused: Refused) -> bytes:
+        error = {"code": refused.code or "bad_request", "message": str(refused)}
+        return json.dumps({"error": error}).encode()
 
     def application(self) -> ASGIApp:
         session = "/v2/sandboxes/sessions/{session}"
@@ -114,31 +110,23 @@ class Vercel(server.Provider):
             ("PATCH", "/v2/sandboxes/{name}", self.update),
             ("DELETE", "/v2/sandboxes/{name}", self.delete),
         ]
-        known = [Route(path, self._answer(handler), methods=[method]) for method, path, handler in routes]
+        known = [self.route(*each) for each in routes]
         return Starlette(routes=[Mount("/api", routes=known)])
 
-    def _answer(self, handler: Answer) -> Answer:
-        async def answer(request: Request) -> Response:
-            try:
-                if request.headers.get("authorization") != f"Bearer {TOKEN}":
-                    raise Refused(403, "forbidden", "Not authorized")
-                if request.query_params.get("teamId") != TEAM:
-                    raise Refused(403, "forbidden", "Not authorized: no such team")
-                return await handler(request)
-            except Refused as refused:
-                return JSONResponse(refused.body, refused.status)
-
-        return answer
+    def authorize(self, request: Request) -> None:
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            raise Refused(403, "Not authorized", "forbidden")
+        if request.query_params.get("teamId") != TEAM:
+            raise Refused(403, "Not authorized: no such team", "forbidden")
 
     async def create(self, request: Request) -> Response:
         asked = await _read(models._CreateSandboxRequest, request)
         _expect(asked, projectId=PROJECT)
         unknown = {"ports", "networkId", "env", "mounts", "keepLastSnapshots", "region", "failoverRegions"}
-        if given := asked.keys() & unknown:
-            raise Refused(400, "bad_request", f"this server does not know {', '.join(given)}")
+        refuse_unknown(asked.keys() & unknown)
         name = asked.get("name", f"box-{secrets.token_hex(6)}")
         if self._known(name):
-            raise Refused(409, "conflict", f"A sandbox named '{name}' already exists.")
+            raise Refused(409, f"A sandbox named '{name}' already exists.", "conflict")
         made_from = self._source(asked)
         _check(asked)
         box = await self.engine.create(
@@ -156,12 +144,12 @@ class Vercel(server.Provider):
         if source is None:
             image = image or DEFAULT_IMAGE
             if image.removesuffix(":latest") not in IMAGES:
-                raise Refused(404, "image_not_found", f"Image '{image}' was not found.")
+                raise Refused(404, f"Image '{image}' was not found.", "image_not_found")
             return str(image.removesuffix(":latest"))
         if image or source.get("type") != "snapshot":
-            raise Refused(400, "bad_request", "this server takes an image or a snapshot")
+            raise Refused(400, "this server takes an image or a snapshot")
         if source["snapshotId"] not in self.engine.snapshots:
-            raise Refused(410, "snapshot_not_found", "Snapshot not found.")
+            raise Refused(410, "Snapshot not found.", "snapshot_not_found")
         return str(source["snapshotId"])
 
     def _began(self, sandbox: Sandbox) -> None:
@@ -203,7 +191,7 @@ class Vercel(server.Provider):
     async def _resume(self, sandbox: Sandbox) -> None:
         if sandbox.snapshot not in self.engine.snapshots:
             status = 410 if sandbox.snapshot else 400
-            raise Refused(status, "snapshot_not_found", "Cannot resume sandbox: no snapshot available.")
+            raise Refused(status, "Cannot resume sandbox: no snapshot available.", "snapshot_not_found")
         old = sandbox.box
         await self.engine.vanish(old)
         sandbox.box = await self.engine.create(
@@ -226,7 +214,7 @@ class Vercel(server.Provider):
         sandbox = await self._observed(request.path_params["name"])
         asked = await _read(models._UpdateSandboxRequest, request)
         if unknown := asked.keys() - {"persistent"}:
-            raise Refused(400, "bad_request", f"this server does not change {', '.join(unknown)}")
+            raise Refused(400, f"this server does not change {', '.join(unknown)}")
         sandbox.asked = {**sandbox.asked, **asked}
         return self._told(sandbox)
 
@@ -234,9 +222,9 @@ class Vercel(server.Provider):
         sandbox = self._session(request)
         asked = await _read(models._ExtendTimeoutRequest, request)
         if asked["duration"] < 1000:
-            raise Refused(400, "bad_request", "`duration` must be at least 1000 ms")
+            raise Refused(400, "`duration` must be at least 1000 ms")
         if sandbox.limit + asked["duration"] > LONGEST_LIFE:
-            raise Refused(400, "bad_request", "timeout restricted to <= 45m")
+            raise Refused(400, "timeout restricted to <= 45m")
         sandbox.limit += asked["duration"]
         self.engine.live(sandbox.box, (sandbox.began + sandbox.limit - _now()) / 1000)
         return _told(models._RuntimeSessionResponse(session=_session_payload(sandbox)))
@@ -245,7 +233,7 @@ class Vercel(server.Provider):
         sandbox = self._session(request)
         asked = await _read(models._CreateSnapshotRequest, request)
         if 0 < asked.get("expiration", 0) < 86_400_000:
-            raise Refused(400, "bad_request", "`expiration` must be 0 (no expiration) or >= 86400000 ms")
+            raise Refused(400, "`expiration` must be 0 (no expiration) or >= 86400000 ms")
         await self.engine.stop(sandbox.box)
         snapshot = await self._save(sandbox, asked.get("expiration", 30 * 86_400_000), "manual")
         answer = models._CreateSnapshotResponse(snapshot=snapshot, session=_session_payload(sandbox))
@@ -287,7 +275,7 @@ class Vercel(server.Provider):
     def _snapshot(self, request: Request) -> models._SnapshotPayload:
         id = request.path_params["snapshot"]
         if id not in self.engine.snapshots:
-            raise Refused(404, "not_found", "Snapshot not found.")
+            raise Refused(404, "Snapshot not found.", "not_found")
         return self._snapshots[id]
 
     async def start(self, request: Request) -> Response:
@@ -304,7 +292,7 @@ class Vercel(server.Provider):
                 stdin=asked.get("attachStdin", False),
             )
         except NoSuchDirectory as missing:
-            raise Refused(400, "bad_request", f"no such directory: {missing}") from None
+            raise Refused(400, f"no such directory: {missing}") from None
         command = Command(f"cmd_{secrets.token_hex(14)}", words, sandbox.session, program, _now())
         command.task = asyncio.create_task(command.follow())
         sandbox.commands[command.id] = command
@@ -339,12 +327,11 @@ class Vercel(server.Provider):
     async def type(self, request: Request) -> Response:
         command = self._command(request)
         asked = await request.json()
-        if unknown := asked.keys() - {"data", "offset", "close"}:
-            raise Refused(400, "bad_request", f"this server does not know {', '.join(unknown)}")
+        refuse_unknown(asked, {"data", "offset", "close"})
         try:
             await command.type(base64.b64decode(asked.get("data", "")), asked.get("offset"))
         except NoSuchProcess:
-            raise Refused(400, "command_stdin_unavailable", "its stdin is closed") from None
+            raise Refused(400, "its stdin is closed", "command_stdin_unavailable") from None
         if asked.get("close"):
             command.program.close_stdin()
         return _told(models._CommandStdinResponse(command=command.payload(), bytes_written=command.typed))
@@ -361,7 +348,7 @@ class Vercel(server.Provider):
     async def _observed(self, name: str) -> Sandbox:
         """As it is now: a persistent one that stopped was saved."""
         if not self._known(name):
-            raise Refused(404, "not_found", f"Named sandbox '{name}' not found for this project.")
+            raise Refused(404, f"Named sandbox '{name}' not found for this project.", "not_found")
         sandbox = self._sandboxes[name]
         saved = self._snapshots.get(sandbox.snapshot)
         unsaved = saved is None or saved.source_session_id != sandbox.session
@@ -375,12 +362,12 @@ class Vercel(server.Provider):
                 if sandbox.box.state == "running":
                     return sandbox
                 break
-        raise Refused(410, "sandbox_stopped", "Sandbox has stopped execution and is no longer available")
+        raise Refused(410, "Sandbox has stopped execution and is no longer available", "sandbox_stopped")
 
     def _command(self, request: Request) -> Command:
         commands = self._session(request).commands
         if request.path_params["command"] not in commands:
-            raise Refused(404, "not_found", "Command not found.")
+            raise Refused(404, "Command not found.", "not_found")
         return commands[request.path_params["command"]]
 
     def _told(self, sandbox: Sandbox) -> Response:
@@ -432,36 +419,33 @@ def _check(asked: Mapping[str, Any]) -> None:
     resources = asked.get("resources", {})
     vcpus = resources.get("vcpus", 2)
     if vcpus > MOST_CPUS or (vcpus != 1 and vcpus % 2):
-        raise Refused(400, "bad_request", f"Invalid vcpus: {vcpus}")
+        raise Refused(400, f"Invalid vcpus: {vcpus}")
     if resources.get("memory", vcpus * 2048) != vcpus * 2048:
-        raise Refused(400, "bad_request", "memory must be 2048 MB per vCPU")
+        raise Refused(400, "memory must be 2048 MB per vCPU")
     if asked.get("timeout", 0) > LONGEST_LIFE:
-        raise Refused(400, "bad_request", "timeout restricted to <= 45m")
+        raise Refused(400, "timeout restricted to <= 45m")
     if len(asked.get("tags", {})) > MOST_TAGS:
-        raise Refused(400, "bad_request", f"at most {MOST_TAGS} tags")
+        raise Refused(400, f"at most {MOST_TAGS} tags")
 
 
 async def _read(model: type[BaseModel], request: Request) -> dict[str, Any]:
     """The body, which has nothing but the model's fields as they are called on the wire."""
     body: dict[str, Any] = json.loads(await request.body() or b"{}")
-    known = {each.serialization_alias or name for name, each in model.model_fields.items()}
-    if unknown := body.keys() - known:
-        raise Refused(400, "bad_request", f"this server does not know {', '.join(unknown)}")
+    refuse_unknown(body, {each.serialization_alias or name for name, each in model.model_fields.items()})
     return body
 
 
 def _expect(asked: Mapping[str, Any], **values: object) -> None:
     for key, value in values.items():
         if asked.get(key) != value:
-            raise Refused(403, "forbidden", f"not authorized: {key}")
+            raise Refused(403, f"not authorized: {key}", "forbidden")
 
 
 def _known_parameters(request: Request, known: set[str]) -> None:
-    if given := request.query_params.keys() - known - {"teamId"}:
-        raise Refused(400, "bad_request", f"this server does not know {', '.join(given)}")
+    parameters(request, "teamId", *known)
     for name in {"project", "projectId"} & known:
         if request.query_params.get(name, PROJECT) != PROJECT:
-            raise Refused(403, "forbidden", "not authorized: no such project")
+            raise Refused(403, "not authorized: no such project", "forbidden")
 
 
 def _told(answer: BaseModel, status: int = 200) -> Response:

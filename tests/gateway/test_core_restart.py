@@ -17,7 +17,7 @@ from hermitcrab.gateway.records import ExecRecord, GatewayFault, SandboxRecord, 
 from hermitcrab.gateway.service import Gateway, place
 from hermitcrab.gateway.tables import MIGRATIONS
 from hermitcrab.gateway.wire import Status
-from tests.clouds.checks import emptied
+from tests.clouds.provided import emptied
 from tests.clouds.running import Cloud
 from tests.conftest import required
 from tests.engines import IMAGE

@@ -89,10 +89,8 @@ class StreamLink:
                 await self._over.wait()
         for task in self._tasks:
             task.cancel()
-        if keep:
-            farewell, self.leave = self.leave, None
-        else:
-            farewell, self.release = self.release, None
+        farewell = self.leave if keep else self.release
+        self.leave = self.release = None  # what was left once is not ours any more
         if farewell is not None:
             await farewell()
 

@@ -146,11 +146,12 @@ def an_interrupt_when_nothing_runs_is_nothing(open: Opener) -> None:
 def an_interrupt_spares_the_background(open: Opener) -> None:
     """Long-lived processes that were started to be held on to are not interrupted."""
     env = open()
-    held = env.start("echo up; cat")
+    scratch(env)
+    held = env.start("echo up; until [ -e go ]; do sleep 0.02; done")
     read_until(held, "up")
     assert env.interrupt() == 0
     assert held.running
-    held.close_stdin()
+    say(env, "touch go")
     assert held.wait(PATIENCE).returncode == 0
 
 
