@@ -198,6 +198,79 @@ def test_stdin_of_any_bytes(client: httpx.Client, sandbox: str) -> None:
     assert answer["output"].split()[0] == hashlib.sha256(data).hexdigest()
 
 
+def coded(**texts: str) -> dict[str, str]:
+    return {name.lstrip("_"): base64.b64encode(text.encode()).decode() for name, text in texts.items()}
+
+
+def program(client: httpx.Client, sandbox: str, script: str, wait: float = 20, **more: Any) -> dict[str, Any]:
+    exactly = {"argv": ["crab", "-c", script], "path": "/bin/bash", "env": ["A=b c"], **more}
+    return run(client, sandbox, "a program", wait, program=exactly)
+
+
+def test_a_program_has_exactly_what_it_is_given(client: httpx.Client, sandbox: str) -> None:
+    script = "cat; cat <&7; /usr/bin/env; echo $0; printf 'a\\0b' >&9; echo last >&8; exit 3"
+    ended = program(client, sandbox, script, given=coded(_0="in\n", _7="seven\n"), told=[8, 9])
+    assert (ended["status"], ended["returncode"]) == ("completed", 3)
+    said = ended["output"].splitlines()
+    assert said[:2] == ["in", "seven"]
+    assert "A=b c" in said
+    assert not [each for each in said if each.startswith(("HOME=", "PATH="))]
+    assert said[-1] == "crab"
+    assert ended["told"] == coded(_8="last\n", _9="a\0b")
+    assert client.get(execs(sandbox, ended["execId"])).json() == ended, "as the database has it"
+
+    large = program(
+        client, sandbox, "cat; cat <&7 >&8", given=coded(_0="x" * 9, _7="y" * 2_000_000), told=[8]
+    )
+    assert (large["output"], large["told"]) == ("x" * 9, coded(_8="y" * 2_000_000))
+    missing = program(client, sandbox, "true", path="/no/such")
+    assert (missing["status"], missing["returncode"], missing["output"]) == ("completed", 127, "")
+    assert "/no/such" in missing["reason"]
+    wrongs: list[dict[str, Any]] = [
+        {"given": {"1": ""}},
+        {"told": [0]},
+        {"given": {"7": ""}, "told": [7]},
+        {"env": ["A"]},
+        {"argv": []},
+    ]
+    for wrong in wrongs:
+        body = {"execId": "wrong", "command": "", "program": {"argv": ["true"], **wrong}}
+        assert client.post(execs(sandbox), json=body).status_code == 400, wrong
+
+
+def test_a_signal_goes_to_what_a_command_started(client: httpx.Client, sandbox: str) -> None:
+    script = "trap 'echo heard; exit 5' USR1; echo up; while :; do sleep 0.02; done"
+    started = program(client, sandbox, script, wait=0)
+    while not client.get(execs(sandbox, started["execId"], "output")).content:
+        pass
+    assert client.post(execs(sandbox, started["execId"], "signal"), json={"signal": 65}).status_code == 400
+    assert client.post(execs(sandbox, "unknown", "signal"), json={"signal": 10}).status_code == 404
+    client.post(execs(sandbox, started["execId"], "signal"), json={"signal": 10}).raise_for_status()
+    ended = client.get(execs(sandbox, started["execId"]), params={"wait": 20}).json()
+    assert (ended["output"].splitlines()[-1], ended["returncode"]) == ("heard", 5)
+    late = client.post(execs(sandbox, started["execId"], "signal"), json={"signal": 10})
+    assert late.json() == ended, "it is over"
+
+
+def test_what_a_program_told_is_not_lost_with_the_gateway(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = (
+        f"echo before >&8; until [ -e {go} ]; do sleep 0.02; done; echo after >&8; yes | head -c 900000 >&9"
+    )
+    server = Running(tmp_path / "gateway", "--engine", "local")
+    try:
+        with server.client() as client:
+            box = created(client)
+            id = program(client, box, f"PATH=/usr/bin:/bin; {script}", wait=0, told=[8, 9])["execId"]
+    finally:
+        server.end(signal.SIGKILL)
+    go.touch()
+    with gateway(tmp_path / "gateway", "--engine", "local") as again, again.client() as client:
+        ended = client.get(execs(box, id), params={"wait": 20}).json()
+        assert ended["told"] == coded(_8="before\nafter\n", _9="y\n" * 450_000)
+        client.post(f"/v1/sandboxes/{box}/terminate", json={})
+
+
 def test_a_snapshot_a_fork_and_what_an_engine_cannot(client: httpx.Client) -> None:
     logical = {"persistentFilesystem": True, "logicalKey": str(uuid.uuid4())}
     first = created(client, **logical)

@@ -83,7 +83,7 @@ class Commands:
         if ticket.ready:
             noted = await launch() or (doubtful and await launch(known=True))
         else:
-            fed = not (plan.stdin or plan.command)
+            fed = not plan.inputs
             noted = await self._ledger.add_exec(running.record, running.digest, 0, fed=fed) or doubtful
             if noted:
                 self._queued[running] = asyncio.create_task(self._waited(running, ticket, launch))

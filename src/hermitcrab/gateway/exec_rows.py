@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hermitcrab.gateway.database import Database, Row
@@ -88,8 +89,8 @@ class ExecRows:
         """False when it is over already, or another process holds its sandbox."""
         sql = (
             "UPDATE execs SET status = $4, returncode = $5, ended = $6, output_bytes = $7, rest_at = $8, "
-            "rest = $9, reason = $10 WHERE sandbox = $1 AND id = $3 AND status IN ('queued', 'running') "
-            f"AND {OURS}"
+            "rest = $9, reason = $10, told = $11 WHERE sandbox = $1 AND id = $3 "
+            f"AND status IN ('queued', 'running') AND {OURS}"
         )
         changed = await self.database.run(
             sql,
@@ -103,13 +104,17 @@ class ExecRows:
             rest.at,
             rest.data,
             record.reason,
+            _told_bytes(record.told),
         )
         return changed == 1
 
     async def exec(self, sandbox: str, id: str) -> StoredExec | None:
-        sql = f"SELECT {_EXEC_COLUMNS} FROM execs WHERE sandbox = $1 AND id = $2"
+        sql = f"SELECT {_EXEC_COLUMNS}, told FROM execs WHERE sandbox = $1 AND id = $2"
         found = await self.database.rows(sql, sandbox, id)
-        return _exec(found[0]) if found else None
+        if not found:
+            return None
+        stored = _exec(found[0])
+        return replace(stored, record=replace(stored.record, told=_told(found[0]["told"])))
 
     async def execs(self, sandbox: str) -> list[ExecRecord]:
         """The newest first."""
@@ -167,6 +172,21 @@ class ExecRows:
         sql = "SELECT rest_at, rest FROM execs WHERE sandbox = $1 AND id = $2"
         found = await self.database.rows(sql, sandbox, exec)
         return Piece(found[0]["rest_at"], found[0]["rest"] or b"") if found else None
+
+
+def _told_bytes(told: Mapping[int, bytes]) -> bytes | None:
+    """What a database keeps as one value: for each descriptor a line, then what is in it."""
+    return b"".join(b"%d %d\n%s" % (number, len(data), data) for number, data in told.items()) or None
+
+
+def _told(stored: bytes | None) -> dict[int, bytes]:
+    told: dict[int, bytes] = {}
+    rest = stored or b""
+    while rest:
+        line, _, rest = rest.partition(b"\n")
+        number, length = map(int, line.split())
+        told[number], rest = rest[:length], rest[length:]
+    return told
 
 
 def _exec(row: Row) -> StoredExec:

@@ -19,10 +19,10 @@ from hermitcrab.agent.wire import Ask, Exit
 from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.execs import AgentExec, EncodedStart, Input
 from hermitcrab.core.process import AgentProcess, Forgetful
-from hermitcrab.core.protocols import STDIN, STDOUT
+from hermitcrab.core.protocols import STDOUT
 from hermitcrab.gateway.database import persistently
 from hermitcrab.gateway.exec_rows import ExecRows, Piece, StoredExec
-from hermitcrab.gateway.plans import CANCELLED, COMMAND_FD, UNFED, Plan, Verdict, verdict
+from hermitcrab.gateway.plans import CANCELLED, UNFED, Plan, Verdict, verdict
 from hermitcrab.gateway.records import ExecRecord, Page
 from hermitcrab.gateway.wire import Status
 
@@ -54,6 +54,11 @@ class Exec(Forgetful):
         """The place of the first byte of that."""
         self._skip = 0
         """How much of what comes is stored already."""
+        self._told: dict[int, bytearray] = {}
+        """What it left in other descriptors, of which it tells at its end."""
+        self._untold: set[int] = set()
+        """Those of which that is not all."""
+        self._exact = False
         self._storing: asyncio.Task[None] | None = None
         self._feeding: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -78,7 +83,7 @@ class Exec(Forgetful):
         self._launching = True
         agent, frame = sandbox.prepare(EncodedStart(plan.start), self)
         agent.paused = True  # credit is given by hand
-        fed = not (plan.stdin or plan.command)
+        fed = not plan.inputs
         record = replace(self.record, status=Status.RUNNING, started=time.time())
         try:
             if known:
@@ -93,15 +98,13 @@ class Exec(Forgetful):
             self._launching = False
             sandbox.discard(agent)
             return False
-        self.record, self._sandbox, self._agent = record, sandbox, agent
-        inputs = [] if fed else [Input(STDIN, plan.stdin, last=True)]
-        if plan.command:
-            inputs.append(Input(COMMAND_FD, plan.command, last=True))
+        self.record, self._sandbox, self._agent, self._exact = record, sandbox, agent, plan.exact
+        inputs = [Input(number, data, last=True) for number, data in plan.inputs.items()]
         agent.give(*inputs, limit=None if timeout is None else (timeout, GRACE), before=frame)
         if self._asked is not None:
             agent.kill(GRACE)
         if not fed:
-            self._feeding = asyncio.create_task(self._fed(agent, [each.channel for each in inputs]))
+            self._feeding = asyncio.create_task(self._fed(agent, list(plan.inputs)))
         return True
 
     async def _fed(self, agent: AgentExec, channels: list[int]) -> None:
@@ -112,7 +115,9 @@ class Exec(Forgetful):
     def resume(self, sandbox: AgentSandbox, process: AgentProcess, stored: StoredExec, until: int) -> None:
         """Go on with what an earlier process started and the agent still holds. `until`: what is stored."""
         assert process.known is not None
-        at = next((each.position for each in process.known.channels if each.number == STDOUT), 0)
+        positions = {each.number: each.position for each in process.known.channels}
+        at = positions.get(STDOUT, 0)
+        self._untold = {number for number in positions if number != STDOUT and positions[number]}
         self._sandbox, self._agent = sandbox, process.exec
         self._at, self._skip = max(at, until), max(0, until - at)
         process.exec.paused = True
@@ -128,6 +133,11 @@ class Exec(Forgetful):
                 self._agent.kill(grace)
         elif self.noted.is_set() and not self._launching:
             self._finish(self._asked)
+
+    def signal(self, number: int) -> None:
+        """To all that it started; nothing that waits or has ended hears it."""
+        if self._agent is not None and not self._agent.ended:
+            self._agent.signal(number)
 
     def enter(self) -> None:
         """Its row is there: from now on it can be heard of, and be ended."""
@@ -171,6 +181,9 @@ class Exec(Forgetful):
         return replace(self.record, output_bytes=self._at + len(self._held))
 
     def received(self, channel: int, data: bytes) -> None:
+        if channel != STDOUT:
+            self._take(channel, data)
+            return
         if self._skip:
             passed = min(self._skip, len(data))
             self._skip -= passed
@@ -181,8 +194,18 @@ class Exec(Forgetful):
         if len(self._held) >= STORE_AT and self._storing is None:
             self._storing = asyncio.create_task(self._store())
 
+    def _take(self, channel: int, data: bytes) -> None:
+        told = self._told.setdefault(channel, bytearray())
+        told += data
+        if len(told) > self._keep:
+            self._untold.add(channel)
+            told.clear()
+        if len(told) > STORE_AT or channel in self._untold:
+            # No sooner: what is credited is not told again to a gateway that comes after us.
+            self._credit(len(data), channel)
+
     def ended(self, exit_: Exit) -> None:
-        self._finish(verdict(exit_, self._asked))
+        self._finish(verdict(exit_, self._asked, exact=self._exact))
 
     def lost(self, reason: str) -> None:
         if self._sandbox is not None and self._sandbox.displaced:
@@ -223,6 +246,7 @@ class Exec(Forgetful):
             ended=time.time(),
             output_bytes=printed,
             reason=found.reason,
+            told={number: bytes(data) for number, data in self._told.items() if number not in self._untold},
         )
         if not await persistently(partial(self._ledger.finish_exec, record, rest)):
             self._move()
@@ -253,9 +277,9 @@ class Exec(Forgetful):
             self._credit(len(piece.data))
         self._storing = None
 
-    def _credit(self, amount: int) -> None:
+    def _credit(self, amount: int, channel: int = STDOUT) -> None:
         if self._sandbox is not None and self._agent is not None and amount and not self._agent.ended:
-            self._sandbox.send(wire.credit(Ask.CREDIT, self._agent.id, STDOUT, amount))
+            self._sandbox.send(wire.credit(Ask.CREDIT, self._agent.id, channel, amount))
 
     def _tell(self) -> None:
         self.version += 1

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
-from typing import Annotated, Any
+from base64 import b64decode, b64encode
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import (
+    Base64Bytes,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
+from hermitcrab.core.protocols import STDERR, STDIN, STDOUT
 from hermitcrab.gateway.records import ExecRecord, ExecRequest, SandboxRecord, SandboxState, SnapshotRecord
+from hermitcrab.gateway.records import Program as ProgramRecord
 from hermitcrab.gateway.wire import LEAST_IDLE_MS, LIFE_MS, Status
 
 LONGEST_PATH = 4096
@@ -19,6 +29,9 @@ EXEC_ID = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
 Text = Annotated[str, StringConstraints(pattern=_NO_NUL)]
 Path = Annotated[str, StringConstraints(pattern=_NO_NUL, max_length=LONGEST_PATH)]
 Whole = Annotated[int, Field(gt=0, le=_LARGEST)]
+Variable = Annotated[str, StringConstraints(pattern=r"^[^\x00=]+=[^\x00]*$")]
+Descriptor = Annotated[int, Field(ge=0, le=250)]
+_MOST_DESCRIPTORS = 16
 
 
 class Message(BaseModel):
@@ -48,6 +61,36 @@ class Create(Message):
     """Begin with one of your own."""
 
 
+class Program(Message):
+    """What is run in place of a command, exactly so."""
+
+    argv: Annotated[list[Text], Field(min_length=1, max_length=4096)]
+    path: Path = ""
+    """Of its file, where that is not `argv[0]`."""
+    env: Annotated[list[Variable], Field(max_length=65536)] = []
+    """`NAME=value`, and nothing else."""
+    given: Annotated[dict[Descriptor, Base64Bytes], Field(max_length=_MOST_DESCRIPTORS)] = {}
+    """Descriptors and what is in them, in base64."""
+    told: Annotated[list[Descriptor], Field(max_length=_MOST_DESCRIPTORS)] = []
+    """Descriptors to write to; what is in them at its end is in the answer."""
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        numbers = [*self.given, *self.told]
+        if len(set(numbers)) < len(numbers) or {STDOUT, STDERR} & set(numbers) or STDIN in self.told:
+            raise ValueError("given and told take each descriptor once, told none below 3, given not 1 or 2")
+        return self
+
+    def record(self) -> ProgramRecord:
+        return ProgramRecord(
+            argv=tuple(self.argv),
+            path=self.path,
+            env=tuple(self.env),
+            given=self.given,
+            told=tuple(self.told),
+        )
+
+
 class Start(Message):
     """A command that a client wants run, under an id of its own choice."""
 
@@ -59,6 +102,8 @@ class Start(Message):
     stdin_base64: str | None = None
     """In place of `stdinData`: any bytes."""
     cwd: Path | None = None
+    program: Program | None = None
+    """In place of the command, which then is what people call it; has its stdin among what it is given."""
 
     @field_validator("stdin_base64")
     @classmethod
@@ -78,7 +123,12 @@ class Start(Message):
             timeout_ms=self.timeout_ms,
             stdin=stdin,
             cwd=self.cwd or "",
+            program=self.program.record() if self.program is not None else None,
         )
+
+
+class Signal(Message):
+    signal: Annotated[int, Field(ge=1, le=64)]
 
 
 class Terminate(Message):
@@ -136,6 +186,8 @@ class Exec(Message):
     output_bytes: int | None = None
     """How many were printed; more than in `output` when only the last were kept."""
     reason: str | None = None
+    told: dict[str, str] | None = None
+    """What a program left in its descriptors, in base64."""
 
 
 class ListedExec(Message):
@@ -269,4 +321,6 @@ def exec_answer(record: ExecRecord, output: bytes | None = None) -> dict[str, An
             answer["output"] = output.decode(errors="replace")
         if record.reason:
             answer["reason"] = record.reason
+        if record.told:
+            answer["told"] = {str(number): b64encode(data).decode() for number, data in record.told.items()}
     return answer

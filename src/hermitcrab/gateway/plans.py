@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hermitcrab.agent import wire
 from hermitcrab.agent.wire import Cause, Exit, Fd, FdKind, Start
 from hermitcrab.core.protocols import STDERR, STDIN, STDOUT
 from hermitcrab.core.quoting import encode
-from hermitcrab.gateway.records import ExecRequest
+from hermitcrab.gateway.records import ExecRequest, Program
 from hermitcrab.gateway.wire import Status
 from hermitcrab.result import INTERRUPTED, TIMED_OUT
 
@@ -27,38 +28,52 @@ class Plan:
     """How a request is run: what the agent is told, and what it is sent afterwards."""
 
     start: Start
-    stdin: bytes = b""
-    """What did not fit into the start."""
-    command: bytes = b""
+    inputs: Mapping[int, bytes] = field(default_factory=dict)
+    """What did not fit into the start, for each descriptor."""
+    exact: bool = False
+    """Whoever asked for it takes no lines of ours."""
 
 
 def planned(request: ExecRequest, default_cwd: str) -> Plan:
     """stdout and stderr are one pipe, so that their order holds."""
+    cwd = encode(request.cwd or default_cwd)
+    if request.program is not None:
+        return _of_program(request.program, cwd)
     command = encode(request.command)
     in_argument = len(command) <= _LONGEST_ARGUMENT
-    in_start = len(request.stdin) + len(command) <= _LONGEST_START
-    stdin = Fd(STDIN, FdKind.INPUT)
-    if in_start:
-        stdin = Fd(STDIN, FdKind.CONTENT, request.stdin) if request.stdin else Fd(STDIN, FdKind.NULL)
-    fds = [stdin, Fd(STDOUT, FdKind.OUTPUT), Fd.same_as(STDERR, STDOUT)]
-    if not in_argument:
-        fds.append(Fd(COMMAND_FD, FdKind.CONTENT, command) if in_start else Fd(COMMAND_FD, FdKind.INPUT))
-    return Plan(
-        Start(
-            argv=[b"bash", b"-c", command if in_argument else _FROM_FILE.encode()],
-            fds=fds,
-            cwd=encode(request.cwd or default_cwd),
-            inherit_env=True,
-        ),
-        stdin=b"" if in_start else request.stdin,
-        command=b"" if in_start or in_argument else command,
+    given = {STDIN: request.stdin} if in_argument else {STDIN: request.stdin, COMMAND_FD: command}
+    fds, inputs = _descriptors(given, beside=len(command) if in_argument else 0)
+    argv = [b"bash", b"-c", command if in_argument else _FROM_FILE.encode()]
+    return Plan(Start(argv=argv, fds=fds, cwd=cwd, inherit_env=True), inputs)
+
+
+def _of_program(program: Program, cwd: bytes) -> Plan:
+    argv, env = [encode(each) for each in program.argv], [encode(each) for each in program.env]
+    fds, inputs = _descriptors(
+        {STDIN: b"", **program.given}, beside=sum(len(each) + 8 for each in argv + env)
     )
+    fds += [Fd(number, FdKind.FILE) for number in program.told]
+    return Plan(Start(argv=argv, program=encode(program.path), env=env, fds=fds, cwd=cwd), inputs, exact=True)
+
+
+def _descriptors(given: Mapping[int, bytes], beside: int) -> tuple[list[Fd], Mapping[int, bytes]]:
+    """What is too much for a start, beside so much else, follows it."""
+    in_start = beside + sum(map(len, given.values())) <= _LONGEST_START
+    fds = [Fd(STDOUT, FdKind.OUTPUT), Fd.same_as(STDERR, STDOUT)]
+    for number, data in given.items():
+        if in_start:
+            fds.append(Fd(number, FdKind.CONTENT, data) if data else Fd(number, FdKind.NULL))
+        else:
+            fds.append(Fd(number, FdKind.INPUT))
+    return fds, {} if in_start else given
 
 
 def digest_of(request: ExecRequest) -> str:
     """The same for the same request."""
     parts = (request.command, request.cwd, str(request.timeout_ms))
     said = hashlib.sha256(b"\0".join(encode(part) for part in parts) + b"\0" + request.stdin)
+    if request.program is not None:
+        said.update(repr(request.program).encode())
     return said.hexdigest()
 
 
@@ -78,12 +93,14 @@ class Verdict:
     """A line of ours at the end of its output."""
 
 
-def verdict(exit_: Exit, asked: Verdict | None) -> Verdict:
+def verdict(exit_: Exit, asked: Verdict | None, *, exact: bool = False) -> Verdict:
     match exit_.cause:
         case Cause.TIMER:
             return Verdict(Status.TIMEOUT, TIMED_OUT)
         case Cause.KILLED:
             return asked or CANCELLED
+        case Cause.NOT_STARTED if exact:
+            return Verdict(Status.COMPLETED, exit_.code, exit_.reason)
         case Cause.NOT_STARTED:
             line = f"[{exit_.reason}. The command was not run.]\n"
             return Verdict(Status.COMPLETED, exit_.code, said=line.encode(errors="replace"))

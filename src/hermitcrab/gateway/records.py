@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -66,6 +67,21 @@ class SandboxRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Program:
+    """What is run in place of a command, exactly so: for clients that keep a shell's state themselves."""
+
+    argv: tuple[str, ...]
+    path: str = ""
+    """Of its file; empty: argv[0], looked for."""
+    env: tuple[str, ...] = ()
+    """NAME=value, and nothing else."""
+    given: Mapping[int, bytes] = field(default_factory=dict)
+    """What it finds in these descriptors."""
+    told: tuple[int, ...] = ()
+    """Descriptors that it can write to: what is in them at its end is told with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExecRequest:
     """A command that a client wants run, under an id of its own choice."""
 
@@ -74,6 +90,8 @@ class ExecRequest:
     timeout_ms: int
     stdin: bytes = b""
     cwd: str = ""
+    program: Program | None = None
+    """Then `command` is what people call it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +110,8 @@ class ExecRecord:
     output_bytes: int = 0
     """How many were printed so far, kept or not."""
     reason: str = ""
+    told: Mapping[int, bytes] = field(default_factory=dict)
+    """What a program left in its descriptors; of one that is over, and not where several are listed."""
 
 
 @dataclass(frozen=True)

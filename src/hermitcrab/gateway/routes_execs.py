@@ -12,7 +12,7 @@ from hermitcrab.gateway.answers import Json
 from hermitcrab.gateway.calls import Call, Called
 from hermitcrab.gateway.events import EventStream, resumed_at
 from hermitcrab.gateway.lean import Answer, LeanRoute, Wait
-from hermitcrab.gateway.models import Exec, Execs, Start, exec_answer, listed_exec
+from hermitcrab.gateway.models import Exec, Execs, Signal, Start, exec_answer, listed_exec
 from hermitcrab.gateway.records import ExecRecord
 
 _EXECS = "/v1/sandboxes/{sandbox_id}/execs"
@@ -69,6 +69,15 @@ async def cancel(call: Called, sandbox_id: str, exec_id: str) -> Json:
     return Json(value)
 
 
+@router.post("/{exec_id}/signal", response_model=Exec)
+async def signal(call: Called, sandbox_id: str, exec_id: str, body: Signal) -> Json:
+    """Send a signal to all that it started."""
+    record = await call.gateway.signal(call.tenant, sandbox_id, exec_id, body.signal)
+    call.note("exec.signal", sandbox=sandbox_id, exec=exec_id, signal=body.signal)
+    value, _ = await _answer(call, record)
+    return Json(value)
+
+
 @router.get(
     "/{exec_id}/output",
     response_class=Response,
@@ -119,7 +128,7 @@ async def _answer(call: Call, record: ExecRecord) -> Answer:
     if not record.status.over:
         return exec_answer(record), 0
     data = await _kept(call, record) if record.output_bytes else b""
-    return exec_answer(record, data), len(data)
+    return exec_answer(record, data), len(data) + sum(map(len, record.told.values()))
 
 
 async def _kept(call: Call, record: ExecRecord) -> bytes:

@@ -211,6 +211,13 @@ class Gateway:
                 return await self._commands.cancel(running)
             return await self.exec(tenant, sandbox_id, exec_id)
 
+    async def signal(self, tenant: str, sandbox_id: str, exec_id: str, number: int) -> ExecRecord:
+        with _database_faults():
+            running = await self._running(tenant, sandbox_id, exec_id)
+            if running is not None:
+                running.signal(number)
+            return await self.exec(tenant, sandbox_id, exec_id)
+
     async def snapshot(self, tenant: str, id: str) -> str:
         with _database_faults():
             return (await self._sandboxes.snapshot(await self._held(tenant, id))).id

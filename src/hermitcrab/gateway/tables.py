@@ -44,5 +44,6 @@ MIGRATIONS = (
         hash TEXT PRIMARY KEY, token TEXT NOT NULL, expires DOUBLE PRECISION NOT NULL
     );
     """,
+    "ALTER TABLE execs ADD COLUMN told BYTEA;",
 )
 """Each takes the database from the version of its place in this list to the next."""

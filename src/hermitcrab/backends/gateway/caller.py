@@ -42,6 +42,7 @@ class GatewayCaller:
         self._lease = lease
         self._patience = patience
         self._used = time.monotonic()
+        self._running: dict[Call, GatewayExec] = {}
 
     @property
     def takes_bytes(self) -> bool:
@@ -49,6 +50,10 @@ class GatewayCaller:
 
     @property
     def runs_bash(self) -> bool:
+        return self._http.extended
+
+    @property
+    def takes_programs(self) -> bool:
         return self._http.extended
 
     @property
@@ -61,10 +66,16 @@ class GatewayCaller:
         exec = GatewayExec(
             self._http, self.id, str(uuid.uuid4()), call, output, cwd=self._cwd, patience=self._patience
         )
+        self._running[call] = exec
         try:
             return await exec.run()
         finally:
+            del self._running[call]
             self._used = time.monotonic()
+
+    async def signal(self, call: Call, number: int) -> None:
+        if (exec := self._running.get(call)) is not None:
+            await exec.signal(number)
 
     async def keep_alive(self) -> None:
         if time.monotonic() - self._used > self._lease / _SIGNS_PER_LEASE:

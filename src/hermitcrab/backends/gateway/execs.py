@@ -11,7 +11,7 @@ from typing import Any
 
 from hermitcrab.backends.gateway.events import Events
 from hermitcrab.backends.gateway.http import START_SECONDS, Http, Refusal, Unclear
-from hermitcrab.core.blocking.call import Call, CallLost, Ended, How, Output, SandboxGone
+from hermitcrab.core.blocking.call import Call, CallLost, Ended, How, Output, Program, SandboxGone
 from hermitcrab.gateway.wire import LIFE_MS, Status
 
 GRACE = 10.0
@@ -28,6 +28,8 @@ _LONGEST_WAIT = 60.0
 _PAGE = 1 << 20
 _GONE = 410
 _REPLACED = "\ufffd"
+_NOT_STARTED = (126, 127)
+"""What a program that cannot be started ends with; then there is a reason."""
 
 
 class GatewayExec:
@@ -109,6 +111,8 @@ class GatewayExec:
         call, text = self._call, None
         body: dict[str, Any] = {"execId": self._id, "command": call.command}
         body["timeoutMs"] = LIFE_MS if call.limit is None else max(1, round(call.limit * 1000))
+        if call.program is not None:
+            body["program"] = _program(call.program)
         with suppress(UnicodeDecodeError):
             text = call.stdin.decode()
         if text is None:
@@ -252,6 +256,11 @@ class GatewayExec:
         self._hurry.set()
         await asyncio.wait([work], timeout=self._http.cancel_seconds)
 
+    async def signal(self, number: int) -> None:
+        body = {"signal": number}
+        with suppress(Refusal, Unclear):  # as with any signal, nobody says whether it came in time
+            await self._http.ask("POST", f"{self._path}/signal", body, read=self._http.cancel_seconds)
+
     async def _cancelled(self) -> bool:
         try:
             await self._http.ask("POST", f"{self._path}/cancel", {}, read=self._http.cancel_seconds)
@@ -323,4 +332,23 @@ def _ended(exec: dict[str, Any], asked: How | None) -> Ended:
         case Status.FAILED:
             words = next((exec[key] for key in ("reason", "error", "message") if exec.get(key)), "it failed")
             return Ended(How.BY_ITSELF, code, trouble=str(words)[:500])
-    return Ended(How.BY_ITSELF, code)
+    refused = str(exec.get("reason", ""))[:500] if code in _NOT_STARTED else ""
+    return Ended(How.BY_ITSELF, code, refused=refused, told=_told(exec.get("told")))
+
+
+def _program(program: Program) -> dict[str, Any]:
+    return {
+        "argv": program.argv,
+        "path": program.path,
+        "env": program.env,
+        "given": {number: b64encode(data).decode() for number, data in program.given.items()},
+        "told": program.told,
+    }
+
+
+def _told(answer: Any) -> dict[int, bytes]:
+    """What is no such thing was not said by a server of ours."""
+    try:
+        return {int(number): b64decode(data) for number, data in (answer or {}).items()}
+    except (AttributeError, TypeError, ValueError):
+        return {}

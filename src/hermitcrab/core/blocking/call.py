@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -21,7 +21,19 @@ class FileRefused(Exception):
     """A file cannot be read or written; the text says why."""
 
 
-@dataclass(frozen=True)
+class Program(NamedTuple):
+    """What a provider can run that has descriptors as we do: no shell of its own is around it."""
+
+    argv: Sequence[str]
+    path: str
+    env: Sequence[str]
+    given: Mapping[int, bytes]
+    """What is in the descriptors that it reads."""
+    told: Sequence[int]
+    """Descriptors that it writes to, besides its output: what is in them comes with its end."""
+
+
+@dataclass(frozen=True, eq=False)
 class Call:
     """One program to run to its end."""
 
@@ -30,6 +42,8 @@ class Call:
     stdin: bytes
     limit: float | None = None
     """Seconds after which everything that it started is to end."""
+    program: Program | None = None
+    """In place of the command, which is then for people, and of the stdin."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when everything that it started is to end now."""
 
@@ -47,6 +61,10 @@ class Ended(NamedTuple):
     returncode: int = 1
     trouble: str = ""
     """What the provider says went wrong; a program that has told its own end knows better."""
+    refused: str = ""
+    """Why a program was not started."""
+    told: Mapping[int, bytes] = {}
+    """What a program left in its descriptors."""
 
 
 class Output(Protocol):
@@ -83,6 +101,9 @@ class Caller(Protocol):
         """Whether a call may last until the last process that holds its output is gone."""
 
     @property
+    def takes_programs(self) -> bool: ...
+
+    @property
     def files(self) -> Files | None: ...
 
     async def run(self, call: Call, output: Output) -> Ended:
@@ -90,6 +111,9 @@ class Caller(Protocol):
 
         Cancelled, it does nothing more about it.
         """
+
+    async def signal(self, call: Call, number: int) -> None:
+        """To all that a program's call started; nothing happens when it is over."""
 
     async def keep_alive(self) -> None:
         """A sign of life, where there was none for a while."""

@@ -5,14 +5,25 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from typing import Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 from hermitcrab.agent import wire
 from hermitcrab.agent.wire import Cause, Exit, FdKind, Start, Tell
 from hermitcrab.core.blocking import text
 from hermitcrab.core.blocking.answer import Answer
-from hermitcrab.core.blocking.call import Call, Caller, CallLost, Ended, FileRefused, How, SandboxGone
+from hermitcrab.core.blocking.call import (
+    Call,
+    Caller,
+    CallLost,
+    Ended,
+    FileRefused,
+    How,
+    Program,
+    SandboxGone,
+)
 from hermitcrab.core.blocking.programs import PORTION, Stage, ran
+from hermitcrab.core.protocols import STDOUT
 
 _KILLED = -9
 _PIECE = 1 << 16
@@ -27,8 +38,8 @@ class Host(Protocol):
     def tell(self, frames: bytes) -> None:
         """To the client."""
 
-    def make(self, call: Call) -> None:
-        """One beside the others, whose answer is nobody's."""
+    def do(self, work: Coroutine[Any, Any, object]) -> None:
+        """Beside the others; what becomes of it is nobody's business."""
 
     def gone(self, exec_id: int) -> None: ...
     def leave(self, reason: str) -> None:
@@ -158,9 +169,14 @@ class ProgramExec(Exec):
 
     def signal(self, number: int) -> None:
         """To all that its call started, by another one."""
-        if self._call is not None:
-            command = text.command("hermitcrab", in_bash=self._host.caller.runs_bash)
-            self._host.make(Call(command, text.signalling(self._name, number)))
+        call, caller = self._call, self._host.caller
+        if call is None:
+            return
+        if call.program is not None:
+            self._host.do(caller.signal(call, number))
+            return
+        command = text.command("hermitcrab", in_bash=caller.runs_bash)
+        self._host.do(caller.run(Call(command, text.signalling(self._name, number)), _nowhere))
 
     async def _run(self) -> None:
         try:
@@ -175,6 +191,9 @@ class ProgramExec(Exec):
         self._finish(exit_)
 
     async def _made(self, began: float) -> Exit:
+        program = self._program() if self._host.caller.takes_programs else None
+        if program is not None:
+            return await self._ran(program, began)
         nonce = secrets.token_hex(16).encode()
         answer = Answer(nonce)
 
@@ -196,6 +215,44 @@ class ProgramExec(Exec):
             await self._fetched(channel, path)
         return self._exit(answer, ended, time.monotonic() - began)
 
+    def _program(self) -> Program | None:
+        """What it is without any shell around it; None for what only our own text can do."""
+        planned, start = self._plan, self._start
+        if planned.spoken != STDOUT or planned.collected or self._staging or start.inherit_env or start.cwd:
+            return None
+        given = {fd.number: fd.content for fd in start.fds if fd.kind is FdKind.CONTENT}
+        given |= {channel: bytes(data) for channel, data in self._given.items()}
+        try:
+            return Program(
+                argv=[each.decode() for each in start.argv],
+                path=start.program.decode(),
+                env=[each.decode() for each in start.env],
+                given=given,
+                told=planned.files,
+            )
+        except UnicodeDecodeError:
+            return None
+
+    async def _ran(self, program: Program, began: float) -> Exit:
+        async def received(data: bytes, missing: int = 0) -> None:
+            if missing:
+                await self._spoken(_gap(missing))
+            await self._spoken(data)
+
+        self._given.clear()
+        self._call = Call(" ".join(program.argv), b"", self._limit, program)
+        ended = await self._host.caller.run(self._call, received)
+        for channel in self._plan.files:
+            await self._say(channel, ended.told.get(channel, b""))
+        wall = time.monotonic() - began
+        if ended.how is not How.BY_ITSELF:
+            return self._stopped(ended.how, wall)
+        if ended.refused:
+            return Exit(Cause.NOT_STARTED, ended.returncode, reason=ended.refused)
+        if ended.trouble:
+            raise CallLost(f"what became of the command is not known: {ended.trouble}")
+        return Exit(Cause.ENDED, _code(ended.returncode), wall_seconds=wall)
+
     async def _fetched(self, channel: int, path: bytes) -> None:
         files = self._host.caller.files
         if files is None or channel not in self._credit:
@@ -212,7 +269,7 @@ class ProgramExec(Exec):
         if self._plan.much:
             raise CallLost(f"{missing} bytes of its output were not kept by the provider")
         answer.begun = True
-        return b"\n[... %d bytes were not kept by the provider ...]\n" % missing
+        return _gap(missing)
 
     async def _spoken(self, piece: bytes) -> None:
         if self._plan.spoken is not None:
@@ -238,10 +295,8 @@ class ProgramExec(Exec):
         )
 
     def _exit(self, answer: Answer, ended: Ended, wall: float) -> Exit:
-        if ended.how is How.AT_ITS_LIMIT and self._limit is not None:
-            return Exit(Cause.TIMER, _KILLED, wall_seconds=wall)
         if ended.how is not How.BY_ITSELF:
-            return Exit(Cause.KILLED, _KILLED, wall_seconds=wall)
+            return self._stopped(ended.how, wall)
         if answer.refused:
             code, reason = text.refusal(self._start, answer.refused)
             return Exit(Cause.NOT_STARTED, code, reason=reason)
@@ -255,6 +310,18 @@ class ProgramExec(Exec):
             return Exit(Cause.NOT_STARTED, code, reason=said or f"it ended with {ended.returncode} at once")
         # Somebody killed the shell around it, and nobody told how the program ended.
         return Exit(Cause.SUPERVISOR_LOST, _code(ended.returncode), wall_seconds=wall)
+
+    def _stopped(self, how: How, wall: float) -> Exit:
+        at_limit = how is How.AT_ITS_LIMIT and self._limit is not None
+        return Exit(Cause.TIMER if at_limit else Cause.KILLED, _KILLED, wall_seconds=wall)
+
+
+def _gap(missing: int) -> bytes:
+    return b"\n[... %d bytes were not kept by the provider ...]\n" % missing
+
+
+async def _nowhere(data: bytes, missing: int = 0) -> None:
+    pass
 
 
 def _code(status: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hermitcrab.agent import wire
 from hermitcrab.agent.wire import Ask, Cause, Exit, Feature, Frame, Hello, ProtocolError, Start, Tell
-from hermitcrab.core.blocking.call import Call, Caller, CallLost, SandboxGone
+from hermitcrab.core.blocking.call import Caller, CallLost, SandboxGone
 from hermitcrab.core.blocking.execs import Exec, ProgramExec
 from hermitcrab.core.blocking.files import ReadExec, WriteExec
 from hermitcrab.core.plain.text import Unsupported
@@ -59,8 +59,8 @@ class BlockingLink:
     def gone(self, exec_id: int) -> None:
         self._execs.pop(exec_id, None)
 
-    def make(self, call: Call) -> None:
-        self._later(self._made(call))
+    def do(self, work: Coroutine[Any, Any, object]) -> None:
+        self._later(_undisturbed(work))
 
     def leave(self, reason: str) -> None:
         if self._over:
@@ -121,18 +121,15 @@ class BlockingLink:
             raise ProtocolError(f"START has the id {exec.id}, which is 0 or in use")
         self._execs[exec.id] = exec
 
-    async def _made(self, call: Call) -> None:
-        with suppress(CallLost, SandboxGone):  # what it is about will hear of that by itself
-            await self.caller.run(call, _nowhere)
-
     def _later(self, work: Coroutine[Any, Any, object]) -> None:
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-async def _nowhere(data: bytes, missing: int = 0) -> None:
-    pass
+async def _undisturbed(work: Coroutine[Any, Any, object]) -> None:
+    with suppress(CallLost, SandboxGone):  # what it is about will hear of that by itself
+        await work
 
 
 def _ignore(_: object) -> None:
