@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from hermitcrab.errors import TransferError
-from hermitcrab.testing.inside import needs, raised, say, scratch, works
+from hermitcrab.testing.inside import PATIENCE, needs, raised, say, scratch, works
 from hermitcrab.testing.suite import Opener, case, each
 
 MB = 1 << 20
@@ -103,7 +103,7 @@ def nobody_sees_half_a_file(open: Opener) -> None:
         env.files.write("it", new)
         env.files.write("it", old)
     say(env, "rm it")
-    seen = set(watcher.wait(15).output.split())
+    seen = set(watcher.wait(PATIENCE).output.split())
     assert seen <= {f"{MB}oo", f"{MB}nn", "0"} | {f"{MB}{a}{a}" for a in "on"}, seen
     assert say(env, "ls -A") == ""
 
