@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from hermitcrab.agent.program import AgentProgram, host_agent
+from hermitcrab.agent.program import PACKAGE, AgentProgram, host_agent
 from hermitcrab.backends import seccomp, served
 from hermitcrab.backends.archived import Archived, within
 from hermitcrab.backends.data import data_directory, refuse_task, remove_tree
@@ -277,7 +277,9 @@ def prepared(
 
 def trees(config: BubblewrapConfig, agent: AgentProgram) -> list[Tree]:
     """The directories that are the sandbox's own."""
-    visible = [os.path.normpath(path) for path in (*config.read_only, *map(str, agent.needs))]
+    # Of our own files all, because another agent may restore a tree.
+    ours = [PACKAGE if each.is_relative_to(PACKAGE) else each for each in agent.needs]
+    visible = [os.path.normpath(path) for path in (*config.read_only, *map(str, ours))]
     own = [HOME, "/tmp", *([WORKSPACE] if config.workspace is None else [])]
     return [
         Tree(

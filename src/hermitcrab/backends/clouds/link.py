@@ -87,12 +87,16 @@ class StreamLink:
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self._over.wait()
-        for task in self._tasks:
-            task.cancel()
+        self.cut()
         farewell = self.leave if keep else self.release
         self.leave = self.release = None  # what was left once is not ours any more
         if farewell is not None:
             await farewell()
+
+    def cut(self) -> None:
+        """Nothing goes in or out any more; the sandbox is as it was, and so is who removes it."""
+        for task in self._tasks:
+            task.cancel()
 
     def errors(self) -> str:
         return self._said.decode(errors="replace").strip()

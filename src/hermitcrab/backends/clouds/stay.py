@@ -111,8 +111,7 @@ class Stay(Generic[C]):
                 backend=self._provider.name,
             )
         self._let_go()
-        self._link.leave = None
-        await self._link.ended(0, keep=True)
+        self._link.cut()
         async with within(self._config.start_timeout, f"going back to a sandbox at {title}"):
             found = await self._found(lost)
             self._machine = found or await self._created()

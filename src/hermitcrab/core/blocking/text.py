@@ -2,8 +2,8 @@ r"""The bash text that runs one program within one call, and tells its end and i
 
 Our words are lines `NONCE word ...` in the call's output, each short enough to be one atomic write. What must
 be exact is told with `printf %q`, which is plain ASCII. What a program reads, and what it leaves to be told,
-are files that nobody else may open and that `rm` unlinks while the program starts. Forks are what takes time
-here, so that there are as few as possible.
+are files that nobody else may open and that `rm` unlinks before the program starts, which would see them.
+Forks are what takes time here, so that there are as few as possible.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ d+=/.hermitcrab-%(token)s
 umask 077; set -C
 """
 _END_FILES = """umask $mask; set +C
-rm -f -- %(names)s %(in)d<&- %(out)d>&- &
+rm -f -- %(names)s %(in)d<&- %(out)d>&-
 """
 
 # A pipe without a program. Both of its ends are opened anew, because the first descriptor has both in one.
