@@ -222,11 +222,12 @@ class AsyncFiles:
         taken = 0
         try:
             with await in_thread(_private_file, part) as file:
-                async for piece in reporter.counted(gathered(self.chunks(path))):
-                    taken += len(piece)
-                    if taken > limits.bytes:
-                        raise too_much
-                    await in_thread(file.write, piece)
+                async with aclosing(reporter.counted(gathered(self.chunks(path)))) as pieces:
+                    async for piece in pieces:
+                        taken += len(piece)
+                        if taken > limits.bytes:
+                            raise too_much
+                        await in_thread(file.write, piece)
                 os.fchmod(file.fileno(), info.mode & 0o777)
             part.replace(target)
         except OSError as error:
@@ -240,8 +241,8 @@ class AsyncFiles:
         counted = staging.inspector
         try:
             await in_thread(staging.begin)
-            async with aclosing(self.pack(path)) as pieces:
-                async for piece in gathered(pieces):
+            async with aclosing(gathered(self.pack(path))) as pieces:
+                async for piece in pieces:
                     await in_thread(staging.feed, piece)
                     reporter.reached(counted.bytes, counted.files)
             await in_thread(staging.commit)

@@ -234,6 +234,6 @@ async def digests_there(
 async def _packed(
     files: AsyncFiles, tracked: Tracked, names: Mapping[str, Stamp]
 ) -> AsyncGenerator[bytes, None]:
-    async with aclosing(files.pack(tracked.directory, names)) as pieces:
-        async for piece in gathered(pieces):
+    async with aclosing(gathered(files.pack(tracked.directory, names))) as pieces:
+        async for piece in pieces:
             yield piece

@@ -45,10 +45,11 @@ class Reporter:
     async def counted(self, pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         """The pieces of one file."""
         count = 0
-        async for piece in pieces:
-            yield piece
-            count += len(piece)
-            self.reached(count, 0)
+        async with closed_after(pieces):
+            async for piece in pieces:
+                yield piece
+                count += len(piece)
+                self.reached(count, 0)
         self.done(count, 1)
 
 
