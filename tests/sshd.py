@@ -12,6 +12,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -138,7 +139,8 @@ class Sshd:
         """End the sshd processes that serve connections, as a crash would."""
         serving = [pid for pid, command in self.processes().items() if command.startswith("sshd: ")]
         for pid in serving:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # with one of them ends its child, another of them
+                os.kill(pid, signal.SIGKILL)
         return len(serving)
 
     def _first_process(self) -> int:
