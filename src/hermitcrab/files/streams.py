@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from contextlib import asynccontextmanager
 from typing import ParamSpec, TypeVar
 
+from hermitcrab.core.finishing import to_its_end
 from hermitcrab.files.entries import Progress
 
 P = ParamSpec("P")
@@ -55,14 +56,7 @@ class Reporter:
 
 async def in_thread(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """As `to_thread`, but a cancelled caller goes on only when the thread is done with its files."""
-    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **options))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()
-        raise
+    return await to_its_end(asyncio.to_thread(function, *arguments, **options))
 
 
 async def gathered(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:

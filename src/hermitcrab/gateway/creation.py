@@ -89,11 +89,6 @@ class Creation:
         async def made() -> Held | None:
             if not await self._ledger.add_sandbox(record, key, snapshot):
                 return None
-            try:
-                await self._refuse_beyond(record.tenant)
-            except BaseException as error:
-                await self._never(record, error)
-                raise
             return await self._made(record, engine, ticket, snapshot)
 
         # Before the row is there, so that a row that nobody makes a sandbox for can be told.
@@ -205,6 +200,7 @@ class Creation:
     ) -> Held:
         ready = SandboxState.READY if record.tenant else SandboxState.WARM
         try:
+            await self._refuse_beyond(record.tenant)
             opened = await engine.start(record.id, record.request, snapshot)
             record = replace(record, state=ready, used=time.time())
             if not await persistently(partial(self._ledger.change, record)):

@@ -11,7 +11,7 @@ from hermitcrab.backends.clouds.retry import persistently
 from hermitcrab.backends.gateway.execs import GatewayExec
 from hermitcrab.backends.gateway.files import HttpFiles
 from hermitcrab.backends.gateway.http import TERMINATE_SECONDS, Http, Refusal, understood
-from hermitcrab.core.blocking.call import Call, CallLost, Ended, Output, SandboxGone
+from hermitcrab.core.blocking.call import Call, CallLost, Ended, Output, SandboxGone, nowhere
 from hermitcrab.errors import SandboxError
 
 _SIGNS_PER_LEASE = 3
@@ -80,7 +80,7 @@ class GatewayCaller:
     async def keep_alive(self) -> None:
         if time.monotonic() - self._used > self._lease / _SIGNS_PER_LEASE:
             try:
-                await self.run(Call(":", b""), _nowhere)
+                await self.run(Call(":", b""), nowhere)
             except (CallLost, SandboxGone) as error:
                 _log.debug("no sign of life reached the sandbox %s: %s", self.id, error)
 
@@ -101,7 +101,3 @@ class GatewayCaller:
             if refusal.gone:
                 return {}
             raise
-
-
-async def _nowhere(data: bytes, missing: int = 0) -> None:
-    pass

@@ -74,6 +74,10 @@ class Output(Protocol):
         """`missing` bytes before these were not kept by the provider."""
 
 
+async def nowhere(data: bytes, missing: int = 0) -> None:
+    """An `Output` for a call whose words nobody wants."""
+
+
 class Files(Protocol):
     """A provider's own way to files. Raises FileRefused, CallLost or SandboxGone."""
 

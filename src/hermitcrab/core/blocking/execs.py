@@ -21,6 +21,7 @@ from hermitcrab.core.blocking.call import (
     How,
     Program,
     SandboxGone,
+    nowhere,
 )
 from hermitcrab.core.blocking.programs import PORTION, Stage, ran
 from hermitcrab.core.protocols import STDOUT
@@ -176,7 +177,7 @@ class ProgramExec(Exec):
             self._host.do(caller.signal(call, number))
             return
         command = text.command("hermitcrab", in_bash=caller.runs_bash)
-        self._host.do(caller.run(Call(command, text.signalling(self._name, number)), _nowhere))
+        self._host.do(caller.run(Call(command, text.signalling(self._name, number)), nowhere))
 
     async def _run(self) -> None:
         try:
@@ -318,10 +319,6 @@ class ProgramExec(Exec):
 
 def _gap(missing: int) -> bytes:
     return b"\n[... %d bytes were not kept by the provider ...]\n" % missing
-
-
-async def _nowhere(data: bytes, missing: int = 0) -> None:
-    pass
 
 
 def _code(status: int) -> int:
