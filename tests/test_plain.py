@@ -25,6 +25,7 @@ from hermitcrab.config import SessionConfig
 from hermitcrab.core import plain
 from hermitcrab.core.agent import AgentSandbox
 from hermitcrab.core.client import ClientProgram
+from hermitcrab.core.plain import text
 from hermitcrab.core.plain.inputs import Inputs
 from hermitcrab.core.plain.words import Word, Words, unescape
 from hermitcrab.core.protocols import Backend, Health, Luggage, Traits
@@ -169,6 +170,21 @@ def test_a_command_that_kills_what_tells_its_state_ends_and_is_not_run_again(qui
         # It depends on who is quicker whether the shell still finds a reader for its state.
         assert result.returncode in (0, 128 + signal.SIGPIPE)
         assert env.execute("cat count").output == "ran\n"
+
+
+def test_a_program_that_stops_before_anybody_waits_has_not_ended(
+    monkeypatch: pytest.MonkeyPatch, quiet_home: Path
+) -> None:
+    def hesitating(*of: Any) -> bytes:
+        ready = b"\nset +m\n"
+        script = wrapper(*of)
+        assert ready in script
+        return script.replace(ready, b"\nsleep 0.3" + ready)
+
+    wrapper = text.wrapper
+    monkeypatch.setattr(text, "wrapper", hesitating)
+    with opener(kill_grace=0.1) as env:
+        assert env.execute("kill -STOP $$", timeout=1).outcome is hermitcrab.Outcome.TIMED_OUT
 
 
 def test_a_keeper_that_was_killed_is_replaced(quiet_home: Path) -> None:

@@ -52,7 +52,7 @@ class Running:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._reader = threading.Thread(target=self._read)
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
             assert self._listens.wait(PATIENCE), self.output

@@ -188,12 +188,13 @@ def wrapper(start: Start, planned: Plan, nonce: bytes, mark: int) -> bytes:
         *(f"exec {own}> >(relay {number} >&{stderr}); relays+=($!)\n" for number, own in relays.items()),
         "" if start.inherit_env else "mapfile -t exported < <(compgen -e)\n",
         # Marked while it forks, so that there is no moment in which the program runs unmarked. Job control
-        # gives it a process group of its own and spares it ignored signals.
-        f"ulimit -S -x {mark} || unmarked=1\nset -m\n(\n",
+        # gives it a process group of its own and spares it ignored signals. It begins when that is off again:
+        # until then bash takes a program that stops for one that ended.
+        _NAP + f"ulimit -S -x {mark} || unmarked=1\nset -m\n(\nread -r -u $never; exec {{never}}<&-\n",
         environment(start),
         descriptors(start.fds, held, own),
         b"exec -a " + b" ".join([quote(start.argv[0]), b"--", *map(quote, command(start))]),
-        "\n) &\nset +m\nulimit -S -x hard\n",
+        "\n) &\nset +m\nulimit -S -x hard\necho >&$never\n",
         _closed(stdin, *(number for number, _ in contents.values())),
         f"others=${{unmarked:+$$ $! {pairs}}}\n",
         say("pid $$ $others"),
@@ -202,7 +203,7 @@ def wrapper(start: Start, planned: Plan, nonce: bytes, mark: int) -> bytes:
         'wait "${relays[@]}"\n' if relays else "",
         say("end $status", stdout),
         say("end $status"),
-        _NAP + _SEEK,
+        _SEEK,
         f"pause=0.2\nwhile seek {mark} {mark} '' $others; do nap $pause; pause=2; done\n",
     ]  # fmt: skip
     return b"".join(part if isinstance(part, bytes) else part.encode() for part in parts)
