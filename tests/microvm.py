@@ -3,7 +3,7 @@
 A microVM takes 20 seconds to boot where it is emulated, so that most cases of the contract share one. Each
 gets an agent of its own there, through the same SDK, in a root file system that is fresh for it. Those where
 the VM itself matters, and with HERMITCRAB_MICROVM=own all of them, get one of their own. Cases that are about
-bash more than about the kind of sandbox are `thorough`.
+bash more than about the kind of sandbox are `thorough`, and left out with HERMITCRAB_MICROVM=sample.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 OWN = frozenset({"loss", "moving", "snapshots"})
 """The modules of cases that get VMs of their own."""
 SAMPLE = OWN | {"background", "files", "given", "kills", "limits", "terminals", "trees"}
-"""Those of cases that are asked everyday; it takes an hour more to ask all."""
+"""Those of the cases that a sample has."""
 SHARED = "hermitcrab-shared"
 FRESH = """
 set -e
@@ -122,7 +122,7 @@ def shared_vm() -> Iterator[None]:
     loop.run(find_engine().remove(SHARED))
 
 
-def everyday() -> list[ParameterSet]:
+def asked() -> list[ParameterSet]:
     """All cases, those outside of the sample marked."""
     found = []
     for each in parameters():
@@ -133,7 +133,7 @@ def everyday() -> list[ParameterSet]:
     return found
 
 
-@pytest.mark.parametrize("case", everyday())
+@pytest.mark.parametrize("case", asked())
 def test_promise(
     case: Case, quiet_home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

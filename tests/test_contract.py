@@ -116,7 +116,6 @@ GATEWAY_CANNOT = {
         _NO_LIVE_STDIN,
     ),
     "what_is_carried_can_be_read_and_not_changed": "a gateway passes no credentials of the host through",
-    "usage_tells_time_and_memory": "a gateway does not tell what a command has used",
     "a_slow_reader_makes_the_command_wait": "a gateway keeps output for whoever reads slowly",
 }
 SILENT = frozenset(

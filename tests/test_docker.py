@@ -38,6 +38,7 @@ from hermitcrab.errors import (
 from tests.conftest import required
 from tests.docker_parts import Registry, copy_bash, copy_programs, imported, own_daemon
 from tests.engines import IMAGE
+from tests.gateway.running import gateway
 
 NOBODY = 65534
 
@@ -377,6 +378,16 @@ class TestLimits:
             after = crab.execute("echo alive")
             assert after.output == "alive\n"
             assert not after.out_of_memory
+
+    def test_so_it_does_behind_a_gateway(self, tmp_path: Path) -> None:
+        with (
+            gateway(tmp_path, "--engine", "docker", "--image", IMAGE) as server,
+            hermitcrab.GatewayEnvironment(server.url, memory=64) as crab,
+        ):
+            result = crab.execute("python3 -c 'x = bytearray(256 << 20)'")
+            assert (result.returncode, result.out_of_memory) == (137, True)
+            assert "Out of memory" in result.output
+            assert not crab.execute("true").out_of_memory
 
     def test_a_fork_bomb_stays_within_its_limit(self) -> None:
         with open_docker(pids_limit=64) as crab:

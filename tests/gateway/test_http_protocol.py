@@ -238,6 +238,15 @@ def test_a_program_has_exactly_what_it_is_given(client: httpx.Client, sandbox: s
         assert client.post(execs(sandbox), json=body).status_code == 400, wrong
 
 
+def test_what_a_command_has_used(client: httpx.Client, sandbox: str) -> None:
+    ended = run(client, sandbox, "i=0; while ((i++ < 100000)); do :; done; exit 4")
+    assert 0.01 < ended["usage"]["userSeconds"] < 60
+    assert 0 <= ended["usage"]["systemSeconds"] < 60
+    assert 1 << 20 <= ended["usage"]["peakMemoryBytes"] < 1 << 30
+    assert "outOfMemory" not in ended
+    assert client.get(execs(sandbox, ended["execId"])).json() == ended, "as the database has it"
+
+
 def test_a_signal_goes_to_what_a_command_started(client: httpx.Client, sandbox: str) -> None:
     script = "trap 'echo heard; exit 5' USR1; echo up; while :; do sleep 0.02; done"
     started = program(client, sandbox, script, wait=0)

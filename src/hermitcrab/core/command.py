@@ -15,13 +15,13 @@ from typing import NamedTuple, Protocol
 
 from hermitcrab.agent.wire import Cause, Exit
 from hermitcrab.core.capture import Capture
-from hermitcrab.core.execs import AgentExec, Input, PendingExec
+from hermitcrab.core.execs import AgentExec, Input, PendingExec, usage_of
 from hermitcrab.core.farewell import STATE_FD, VERBOSE_ECHOES
 from hermitcrab.core.protocols import STDERR, STDOUT, Chunk
 from hermitcrab.core.script import LONG_COMMAND_ECHO, STDIN_FD
 from hermitcrab.core.state import ShellState
 from hermitcrab.errors import SandboxLost, SessionClosed, UnsupportedCapability
-from hermitcrab.result import INTERRUPTED, TIMED_OUT, Outcome, Result, Usage
+from hermitcrab.result import INTERRUPTED, TIMED_OUT, Outcome, Result
 
 # A shell's account of itself; what is longer is not one, and must not fill our memory.
 _LONGEST_DUMP = 64 << 20
@@ -314,7 +314,7 @@ class Command:
             output_path=self._output.path or (self._errors.path if self._errors else None),
             stdout=stdout,
             stderr=stderr,
-            usage=_usage(exit_),
+            usage=usage_of(exit_),
             command=self.request.text,
         )
 
@@ -336,13 +336,6 @@ class Command:
             case Outcome.INTERRUPTED:
                 return "[Command interrupted]"
         return ""
-
-
-def _usage(exit_: Exit) -> Usage | None:
-    """What a process without any memory used was told by nobody."""
-    if not exit_.peak_memory_kib:
-        return None
-    return Usage(exit_.user_seconds, exit_.system_seconds, exit_.peak_memory_kib * 1024)
 
 
 def _with_line(text: str, line: str) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hermitcrab.agent import wire
 from hermitcrab.agent.wire import Ask, Cause, Exit, FdKind, Start
 from hermitcrab.core.protocols import Sink
+from hermitcrab.result import Usage
 
 if TYPE_CHECKING:
     from hermitcrab.core.agent import AgentSandbox
@@ -34,6 +35,13 @@ class _Nobody:
 
 
 _NOBODY = _Nobody()
+
+
+def usage_of(exit_: Exit) -> Usage | None:
+    """What a process without any memory used was told by nobody."""
+    if not exit_.peak_memory_kib:
+        return None
+    return Usage(exit_.user_seconds, exit_.system_seconds, exit_.peak_memory_kib * 1024)
 
 
 class Input:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
 from hermitcrab.gateway.database import Database, Row
 from hermitcrab.gateway.records import ExecRecord
 from hermitcrab.gateway.wire import Status
+from hermitcrab.result import Usage
 
 _MOST_LISTED = 1000
 OURS = "EXISTS (SELECT 1 FROM sandboxes WHERE id = $1 AND node = $2)"
 """Whether the sandbox `$1` is held by the process `$2`."""
 _EXEC_COLUMNS = (
     "sandbox, id, tenant, command, digest, status, agent_id, fed, created, started, ended, returncode, "
-    "output_bytes, rest_at, reason"
+    "output_bytes, rest_at, reason, user_seconds, system_seconds, peak_memory_bytes, out_of_memory"
 )
 
 
@@ -89,7 +90,8 @@ class ExecRows:
         """False when it is over already, or another process holds its sandbox."""
         sql = (
             "UPDATE execs SET status = $4, returncode = $5, ended = $6, output_bytes = $7, rest_at = $8, "
-            "rest = $9, reason = $10, told = $11 WHERE sandbox = $1 AND id = $3 "
+            "rest = $9, reason = $10, told = $11, user_seconds = $12, system_seconds = $13, "
+            "peak_memory_bytes = $14, out_of_memory = $15 WHERE sandbox = $1 AND id = $3 "
             f"AND status IN ('queued', 'running') AND {OURS}"
         )
         changed = await self.database.run(
@@ -105,6 +107,8 @@ class ExecRows:
             rest.data,
             record.reason,
             _told_bytes(record.told),
+            *((None, None, None) if record.usage is None else astuple(record.usage)),
+            int(record.out_of_memory),
         )
         return changed == 1
 
@@ -190,6 +194,7 @@ def _told(stored: bytes | None) -> dict[int, bytes]:
 
 
 def _exec(row: Row) -> StoredExec:
+    peak = row["peak_memory_bytes"]
     return StoredExec(
         record=ExecRecord(
             id=row["id"],
@@ -203,6 +208,8 @@ def _exec(row: Row) -> StoredExec:
             returncode=row["returncode"],
             output_bytes=row["output_bytes"],
             reason=row["reason"],
+            usage=None if peak is None else Usage(row["user_seconds"], row["system_seconds"], peak),
+            out_of_memory=bool(row["out_of_memory"]),
         ),
         digest=row["digest"],
         agent_id=row["agent_id"],

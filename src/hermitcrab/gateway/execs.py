@@ -17,7 +17,7 @@ from functools import partial
 from hermitcrab.agent import wire
 from hermitcrab.agent.wire import Ask, Exit
 from hermitcrab.core.agent import AgentSandbox
-from hermitcrab.core.execs import AgentExec, EncodedStart, Input
+from hermitcrab.core.execs import AgentExec, EncodedStart, Input, usage_of
 from hermitcrab.core.process import AgentProcess, Forgetful
 from hermitcrab.core.protocols import STDOUT
 from hermitcrab.gateway.database import persistently
@@ -205,7 +205,8 @@ class Exec(Forgetful):
             self._credit(len(data), channel)
 
     def ended(self, exit_: Exit) -> None:
-        self._finish(verdict(exit_, self._asked, exact=self._exact))
+        found = verdict(exit_, self._asked, exact=self._exact)
+        self._finish(replace(found, usage=usage_of(exit_), out_of_memory=exit_.out_of_memory))
 
     def lost(self, reason: str) -> None:
         if self._sandbox is not None and self._sandbox.displaced:
@@ -247,6 +248,8 @@ class Exec(Forgetful):
             output_bytes=printed,
             reason=found.reason,
             told={number: bytes(data) for number, data in self._told.items() if number not in self._untold},
+            usage=found.usage,
+            out_of_memory=found.out_of_memory,
         )
         if not await persistently(partial(self._ledger.finish_exec, record, rest)):
             self._move()

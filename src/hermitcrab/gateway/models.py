@@ -175,6 +175,15 @@ class Sandboxes(Message):
     sandboxes: list[Sandbox]
 
 
+class ExecUsage(Message):
+    """What a command and all that it waited for have used."""
+
+    user_seconds: float
+    system_seconds: float
+    peak_memory_bytes: int
+    """Of the largest of its processes."""
+
+
 class Exec(Message):
     """How far a command is. What is absent is not known yet."""
 
@@ -188,6 +197,10 @@ class Exec(Message):
     reason: str | None = None
     told: dict[str, str] | None = None
     """What a program left in its descriptors, in base64."""
+    usage: ExecUsage | None = None
+    """What a command has used that is over, where its sandbox tells."""
+    out_of_memory: bool | None = None
+    """Something of it was killed because the sandbox's memory ran out."""
 
 
 class ListedExec(Message):
@@ -323,4 +336,12 @@ def exec_answer(record: ExecRecord, output: bytes | None = None) -> dict[str, An
             answer["reason"] = record.reason
         if record.told:
             answer["told"] = {str(number): b64encode(data).decode() for number, data in record.told.items()}
+        if record.usage is not None:
+            answer["usage"] = {
+                "userSeconds": record.usage.user_seconds,
+                "systemSeconds": record.usage.system_seconds,
+                "peakMemoryBytes": record.usage.peak_memory_bytes,
+            }
+        if record.out_of_memory:
+            answer["outOfMemory"] = True
     return answer

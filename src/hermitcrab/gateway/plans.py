@@ -12,7 +12,7 @@ from hermitcrab.core.protocols import STDERR, STDIN, STDOUT
 from hermitcrab.core.quoting import encode
 from hermitcrab.gateway.records import ExecRequest, Program
 from hermitcrab.gateway.wire import Status
-from hermitcrab.result import INTERRUPTED, TIMED_OUT
+from hermitcrab.result import INTERRUPTED, TIMED_OUT, Usage
 
 COMMAND_FD = 9
 _LONGEST_ARGUMENT = 100 << 10
@@ -91,6 +91,8 @@ class Verdict:
     reason: str = ""
     said: bytes = b""
     """A line of ours at the end of its output."""
+    usage: Usage | None = None
+    out_of_memory: bool = False
 
 
 def verdict(exit_: Exit, asked: Verdict | None, *, exact: bool = False) -> Verdict:

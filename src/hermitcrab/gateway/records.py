@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from hermitcrab.gateway.wire import LEAST_IDLE_MS, LIFE_MS, Status
+from hermitcrab.result import Usage
 
 
 class SandboxState(StrEnum):
@@ -112,6 +113,9 @@ class ExecRecord:
     reason: str = ""
     told: Mapping[int, bytes] = field(default_factory=dict)
     """What a program left in its descriptors; of one that is over, and not where several are listed."""
+    usage: Usage | None = None
+    """Of one that is over, where its sandbox tells."""
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True)

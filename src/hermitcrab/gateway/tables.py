@@ -45,5 +45,11 @@ MIGRATIONS = (
     );
     """,
     "ALTER TABLE execs ADD COLUMN told BYTEA;",
+    """
+    ALTER TABLE execs ADD COLUMN user_seconds DOUBLE PRECISION;
+    ALTER TABLE execs ADD COLUMN system_seconds DOUBLE PRECISION;
+    ALTER TABLE execs ADD COLUMN peak_memory_bytes BIGINT;
+    ALTER TABLE execs ADD COLUMN out_of_memory BIGINT;
+    """,
 )
 """Each takes the database from the version of its place in this list to the next."""

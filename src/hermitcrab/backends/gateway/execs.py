@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from hermitcrab.backends.gateway import exec_json
 from hermitcrab.backends.gateway.events import Events
 from hermitcrab.backends.gateway.http import START_SECONDS, Http, Refusal, Unclear
-from hermitcrab.core.blocking.call import Call, CallLost, Ended, How, Output, Program, SandboxGone
-from hermitcrab.gateway.wire import LIFE_MS, Status
+from hermitcrab.core.blocking.call import Call, CallLost, Ended, How, Output, SandboxGone
+from hermitcrab.gateway.wire import Status
 
 GRACE = 10.0
 """Seconds that a command may take beyond its limit, which the gateway enforces, before we do."""
@@ -28,8 +29,6 @@ _LONGEST_WAIT = 60.0
 _PAGE = 1 << 20
 _GONE = 410
 _REPLACED = "\ufffd"
-_NOT_STARTED = (126, 127)
-"""What a program that cannot be started ends with; then there is a reason."""
 
 
 class GatewayExec:
@@ -70,7 +69,7 @@ class GatewayExec:
             if work not in done:
                 asked = How.STOPPED if stopped in done else How.AT_ITS_LIMIT
                 await self._cancel(work)
-            return _ended(work.result(), asked) if work.done() else Ended(asked or How.STOPPED)
+            return exec_json.ended(work.result(), asked) if work.done() else Ended(asked or How.STOPPED)
         finally:
             work.cancel()
             stopped.cancel()
@@ -81,7 +80,7 @@ class GatewayExec:
     async def _work(self) -> dict[str, Any]:
         """The exec when it is over, its output handed on."""
         exec = await self._begun()
-        if not _over(exec):
+        if not exec_json.over(exec):
             exec = await (self._followed() if self._http.extended else self._polled())
         await self._hand_on(exec)
         return exec
@@ -108,19 +107,7 @@ class GatewayExec:
                     return await self._asked()
 
     async def _start(self) -> dict[str, Any]:
-        call, text = self._call, None
-        body: dict[str, Any] = {"execId": self._id, "command": call.command}
-        body["timeoutMs"] = LIFE_MS if call.limit is None else max(1, round(call.limit * 1000))
-        if call.program is not None:
-            body["program"] = _program(call.program)
-        with suppress(UnicodeDecodeError):
-            text = call.stdin.decode()
-        if text is None:
-            body["stdinBase64"] = b64encode(call.stdin).decode()
-        elif text:
-            body["stdinData"] = text
-        if self._cwd:
-            body["cwd"] = self._cwd
+        body = exec_json.start(self._id, self._call, self._cwd)
         wait = _AT_ONCE if self._http.extended else 0.0
         return await self._http.ask(
             "POST", f"{self._sandbox}/execs{_waiting(wait)}", body, read=START_SECONDS + wait
@@ -169,7 +156,7 @@ class GatewayExec:
                 async with asyncio.timeout(pause):
                     await self._hurry.wait()
             self._hurry.clear()
-            if _over(exec := await self._asked()):
+            if exec_json.over(exec := await self._asked()):
                 return exec
 
     async def _followed(self) -> dict[str, Any]:
@@ -181,7 +168,7 @@ class GatewayExec:
             except Refusal as refusal:
                 if refusal.gone or not refusal.passing:
                     return await self._waited()  # which says what is wrong
-                if _over(exec := await self._asked(_LONG_POLL)):
+                if exec_json.over(exec := await self._asked(_LONG_POLL)):
                     return exec
             except Unclear as error:
                 await self._troubles.wait(error)
@@ -200,7 +187,7 @@ class GatewayExec:
         return None
 
     async def _waited(self) -> dict[str, Any]:
-        while not _over(exec := await self._asked(_LONG_POLL)):
+        while not exec_json.over(exec := await self._asked(_LONG_POLL)):
             pass
         return exec
 
@@ -314,41 +301,3 @@ def _pauses() -> Iterator[float]:
 
 def _waiting(seconds: float) -> str:
     return f"?wait={seconds:g}" if seconds else ""
-
-
-def _over(exec: dict[str, Any]) -> bool:
-    return Status(exec["status"]).over
-
-
-def _ended(exec: dict[str, Any], asked: How | None) -> Ended:
-    """A finished exec without a returncode counts as 1."""
-    told = exec.get("returncode")
-    code = told if isinstance(told, int) and not isinstance(told, bool) else 1
-    match Status(exec["status"]):
-        case Status.CANCELLED:
-            return Ended(asked or How.STOPPED, code)
-        case Status.TIMEOUT:
-            return Ended(How.AT_ITS_LIMIT, code)
-        case Status.FAILED:
-            words = next((exec[key] for key in ("reason", "error", "message") if exec.get(key)), "it failed")
-            return Ended(How.BY_ITSELF, code, trouble=str(words)[:500])
-    refused = str(exec.get("reason", ""))[:500] if code in _NOT_STARTED else ""
-    return Ended(How.BY_ITSELF, code, refused=refused, told=_told(exec.get("told")))
-
-
-def _program(program: Program) -> dict[str, Any]:
-    return {
-        "argv": program.argv,
-        "path": program.path,
-        "env": program.env,
-        "given": {number: b64encode(data).decode() for number, data in program.given.items()},
-        "told": program.told,
-    }
-
-
-def _told(answer: Any) -> dict[int, bytes]:
-    """What is no such thing was not said by a server of ours."""
-    try:
-        return {int(number): b64decode(data) for number, data in (answer or {}).items()}
-    except (AttributeError, TypeError, ValueError):
-        return {}

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from hermitcrab.result import Usage
+
 
 class CallLost(Exception):
     """What became of one call is not known, or it was refused; the text says which."""
@@ -65,6 +67,9 @@ class Ended(NamedTuple):
     """Why a program was not started."""
     told: Mapping[int, bytes] = {}
     """What a program left in its descriptors."""
+    usage: Usage | None = None
+    """Of a program, where the provider tells."""
+    out_of_memory: bool = False
 
 
 class Output(Protocol):

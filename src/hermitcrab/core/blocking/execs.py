@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Coroutine
+from dataclasses import astuple, replace
 from typing import Any, Protocol
 
 from hermitcrab.agent import wire
@@ -247,12 +248,12 @@ class ProgramExec(Exec):
             await self._say(channel, ended.told.get(channel, b""))
         wall = time.monotonic() - began
         if ended.how is not How.BY_ITSELF:
-            return self._stopped(ended.how, wall)
+            return _with_usage(self._stopped(ended.how, wall), ended)
         if ended.refused:
             return Exit(Cause.NOT_STARTED, ended.returncode, reason=ended.refused)
         if ended.trouble:
             raise CallLost(f"what became of the command is not known: {ended.trouble}")
-        return Exit(Cause.ENDED, _code(ended.returncode), wall_seconds=wall)
+        return _with_usage(Exit(Cause.ENDED, _code(ended.returncode), wall_seconds=wall), ended)
 
     async def _fetched(self, channel: int, path: bytes) -> None:
         files = self._host.caller.files
@@ -315,6 +316,14 @@ class ProgramExec(Exec):
     def _stopped(self, how: How, wall: float) -> Exit:
         at_limit = how is How.AT_ITS_LIMIT and self._limit is not None
         return Exit(Cause.TIMER if at_limit else Cause.KILLED, _KILLED, wall_seconds=wall)
+
+
+def _with_usage(exit_: Exit, ended: Ended) -> Exit:
+    exit_ = replace(exit_, out_of_memory=ended.out_of_memory)
+    if ended.usage is None:
+        return exit_
+    user, system, peak = astuple(ended.usage)
+    return replace(exit_, user_seconds=user, system_seconds=system, peak_memory_kib=peak // 1024)
 
 
 def _gap(missing: int) -> bytes:
