@@ -194,6 +194,21 @@ def test_the_audit_log_says_who_and_how_it_ended_and_no_secret(server: Running) 
     assert SECRET not in server.output
 
 
+def test_the_audit_log_tells_programs_apart_whatever_they_are_called(server: Running) -> None:
+    with server.client(server.token("calling")) as client:
+        id = created(client)
+        for word in ("one", "other", "one"):
+            run(client, id, "innocent", program={"argv": ["echo", word]})
+        client.post(f"/v1/sandboxes/{id}/terminate", json={})
+    first, second, third = (
+        each["sha256"]
+        for each in server.audit
+        if each.get("tenant") == "calling" and each["what"] == "exec.start"
+    )
+    assert first == third
+    assert first != second
+
+
 def test_without_tokens_only_this_machines_programs_are_welcome(tmp_path: Path) -> None:
     with gateway(tmp_path, "--engine", "bubblewrap") as server, server.client() as client:
         assert "no tokens" in server.output

@@ -13,7 +13,7 @@ from hermitcrab.gateway.calls import Call, Called
 from hermitcrab.gateway.events import EventStream, resumed_at
 from hermitcrab.gateway.lean import Answer, LeanRoute, Wait
 from hermitcrab.gateway.models import Exec, Execs, Signal, Start, exec_answer, listed_exec
-from hermitcrab.gateway.records import ExecRecord
+from hermitcrab.gateway.records import ExecRecord, ExecRequest
 
 _EXECS = "/v1/sandboxes/{sandbox_id}/execs"
 _LARGEST_PAGE = 1 << 20
@@ -25,8 +25,9 @@ Offset = Annotated[int, Query(ge=0, le=2**53 - 1)]
 
 async def start(call: Called, sandbox_id: str, body: Start, wait: Wait = 0) -> Answer:
     """Run a command. An `execId` that is known already runs nothing, and answers as a poll does."""
-    record = await call.gateway.start(call.tenant, sandbox_id, body.request())
-    call.note("exec.start", sandbox=sandbox_id, exec=record.id, **_command(call, body.command))
+    request = body.request()
+    record = await call.gateway.start(call.tenant, sandbox_id, request)
+    call.note("exec.start", sandbox=sandbox_id, exec=record.id, **_command(call, request))
     if wait and not record.status.over:
         record = await _waited(call, sandbox_id, record.id, wait)
     return await _answer(call, record)
@@ -144,9 +145,13 @@ async def _kept(call: Call, record: ExecRecord) -> bytes:
             return b"".join(pieces)
 
 
-def _command(call: Call, command: str) -> dict[str, str]:
-    """What the audit log has of it: enough to recognise it, and no secret unless the operator wants it."""
-    told = {"sha256": hashlib.sha256(command.encode()).hexdigest()}
+def _command(call: Call, request: ExecRequest) -> dict[str, str]:
+    """What the audit log has of it: enough to recognise it, and no secret unless the operator wants it.
+
+    What is run counts, and not what a client calls it.
+    """
+    run = request.command if request.program is None else repr(request.program)
+    told = {"sha256": hashlib.sha256(run.encode()).hexdigest()}
     if call.context.settings.server.audit_commands:
-        told["command"] = command[:_SHOWN]
+        told["command"] = request.command[:_SHOWN]
     return told
