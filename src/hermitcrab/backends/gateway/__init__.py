@@ -6,6 +6,7 @@ ours have beyond them.
     config.py   the settings
     http.py     one request, its time limits, what errors mean
     execs.py    one command
+    exec_json.py  what is said of one (pure)
     caller.py   one sandbox, as `core.blocking` wants it
     files.py    files, where the gateway has calls for them
     events.py   live output (pure)
