@@ -32,7 +32,7 @@ test-all: ## ... and the whole contract on every kind of sandbox
 	@echo "==> pytest"
 	@scripts/with-engines $(PYTEST) $(PARALLEL)
 
-test-microvm: ## the contract on real microVMs, emulated: needs no KVM, but more than an hour (see scripts/microvm)
+test-microvm: ## the contract on real microVMs, emulated: needs no KVM, but about an hour (see scripts/microvm)
 	@scripts/setup dev
 	@scripts/microvm $(ARGS)
 
