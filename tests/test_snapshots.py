@@ -51,6 +51,8 @@ def places(quiet_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A store and persistent files of the test's own; no image of it is left in an engine."""
     monkeypatch.setenv("HERMITCRAB_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("HERMITCRAB_SANDBOX_DIR", str(tmp_path / "kept"))
+    # What is left over is removed when a test says so, and not by the sweep of a program's first sandbox.
+    monkeypatch.setattr(snapshots, "_swept", {Store().directory})
     yield
     for each in snapshots.list_snapshots():
         snapshots.forget_snapshot(each.id)
@@ -308,6 +310,20 @@ class TestKilled:
         other.communicate()
         with hermitcrab.open("docker", **options) as crab:
             assert say(crab, f"stat -c %s /tmp/a; cat /tmp/z; {LIST}") == f"{60 << 20}\nz\na\nz"
+
+    def test_the_next_program_removes_what_is_left(self, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        code = (
+            "from hermitcrab.store import *; store = Store(); store.note(Leftover('archive', 'half'))\n"
+            "(store.archives / 'half').mkdir(parents=True); say('made'); hear()"
+        )
+        other = program(code)
+        assert hear(other) == "made"
+        other.kill()
+        other.communicate()
+        monkeypatch.setattr(snapshots, "_swept", set())
+        with hermitcrab.open("bubblewrap", **kept_task(task)):
+            soon(lambda: not (Store().archives / "half").exists())
+            soon(lambda: Store().leftovers() == [])
 
     def test_an_image_that_nobody_names_is_removed(self) -> None:
         reference = f"hermitcrab-snapshot:test-{time.time_ns()}"
