@@ -6,7 +6,9 @@ import codecs
 import itertools
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -141,6 +143,25 @@ def test_files_are_private_and_old_ones_go(tmp_path: Path) -> None:
     assert not first.path.exists()
     assert second.path is not None
     assert second.path.exists()
+
+
+def test_a_file_that_another_program_removes_meanwhile_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanishing(directory: Path) -> Any:
+        with scandir(directory) as entries:
+            listed = list(entries)
+        gone.unlink()
+        return nullcontext(listed)
+
+    gone, scandir = tmp_path / "output-gone", os.scandir
+    gone.write_bytes(b"")
+    monkeypatch.setattr(os, "scandir", vanishing)
+    capture = Capture(2, tmp_path)
+    capture.add(b"all of it")
+    capture.close()
+    assert capture.path is not None
+    assert capture.path.read_bytes() == b"all of it"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

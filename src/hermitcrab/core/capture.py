@@ -6,6 +6,7 @@ import codecs
 import os
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 SPILL_KEPT_SECONDS = 24 * 3600
@@ -151,9 +152,11 @@ def _create(directory: Path) -> tuple[int, Path]:
 
 def _remove_old(directory: Path) -> None:
     before = time.time() - SPILL_KEPT_SECONDS
-    for entry in os.scandir(directory):
-        if entry.name.startswith(_PREFIX) and entry.stat(follow_symlinks=False).st_mtime < before:
-            Path(entry.path).unlink(missing_ok=True)
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # other programs remove theirs at any time
+                if entry.name.startswith(_PREFIX) and entry.stat(follow_symlinks=False).st_mtime < before:
+                    os.unlink(entry.path)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -184,11 +184,12 @@ def _kernel_files() -> list[str]:
     inside would run on the host. While they are covered it also refuses to mount another /proc.
     """
     found = []
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() and not entry.is_symlink():
-            mode = entry.stat().st_mode
-            if stat.S_ISDIR(mode) or mode & 0o222:
-                found.append(entry.path)
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            if not entry.name.isdigit() and not entry.is_symlink():
+                mode = entry.stat().st_mode
+                if stat.S_ISDIR(mode) or mode & 0o222:
+                    found.append(entry.path)
     return sorted(found)
 
 
