@@ -73,7 +73,7 @@ def digest_of(request: ExecRequest) -> str:
     parts = (request.command, request.cwd, str(request.timeout_ms))
     said = hashlib.sha256(b"\0".join(encode(part) for part in parts) + b"\0" + request.stdin)
     if request.program is not None:
-        said.update(repr(request.program).encode())
+        said.update(request.program.digest)
     return said.hexdigest()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from hermitcrab.gateway.wire import LEAST_IDLE_MS, LIFE_MS, Status
@@ -80,6 +82,11 @@ class Program:
     """What it finds in these descriptors."""
     told: tuple[int, ...] = ()
     """Descriptors that it can write to: what is in them at its end is told with it."""
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The same for the same program. It may be given megabytes, so this is found once."""
+        return hashlib.sha256(repr(self).encode()).digest()
 
 
 @dataclass(frozen=True, kw_only=True)

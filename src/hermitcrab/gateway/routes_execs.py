@@ -150,8 +150,9 @@ def _command(call: Call, request: ExecRequest) -> dict[str, str]:
 
     What is run counts, and not what a client calls it.
     """
-    run = request.command if request.program is None else repr(request.program)
-    told = {"sha256": hashlib.sha256(run.encode()).hexdigest()}
+    program = request.program
+    digest = hashlib.sha256(request.command.encode()).digest() if program is None else program.digest
+    told = {"sha256": digest.hex()}
     if call.context.settings.server.audit_commands:
         told["command"] = request.command[:_SHOWN]
     return told

@@ -71,7 +71,8 @@ seek () {
 }
 """
 
-# Sleeping without a program: a read from a pipe that nobody writes to.
+# Sleeping without a program: a read from a pipe that nobody writes to, but for the one line with which
+# `wrapper` lets its program begin.
 _NAP = "exec {never}<> <(:)\nnap () { read -r -t $1 -u $never; }\n"
 
 # TERM, the grace ($3 in ms), then STOP and KILL until none is left. Nobody tells a stranger of a process's
